@@ -1,0 +1,81 @@
+"""Write a file whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+_TEMP = re.compile(r"^\.(?P<name>.+)\.(?P<pid>\d+)-[0-9a-f]{8}\.vkv-tmp$")
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[int]:
+    """A file descriptor whose content becomes ``path`` when the block ends well.
+
+    The bytes go to a temporary file in the same directory, are flushed, and take
+    the name in one step; when the block raises, ``path`` is as it was. Mode is
+    0600 (the files hold people's prompts), or that of the file replaced.
+    Temporary files that dead writers of the same path left are removed first.
+
+    Args:
+        path: Where the file shall be. A symbolic link is followed.
+        durable: ``fsync`` file and directory, so that a power cut keeps the old
+            or the new file. Without it only a crash of the process does.
+
+    Raises:
+        OSError: The directory is missing or not writable, or the disk is full.
+    """
+    target = Path(os.path.realpath(path))
+    _sweep(target)
+    temp = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.vkv-tmp")
+    fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+    try:
+        try:
+            if target.exists():
+                os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
+            yield fd
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temp, target)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
+    if durable:
+        _sync_directory(target.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed writers of ``target`` left; a living writer's file stays."""
+    for entry in target.parent.glob(f".{_escape(target.name)}.*.vkv-tmp"):
+        found = _TEMP.match(entry.name)
+        if found and found["name"] == target.name and not _alive(int(found["pid"])):
+            entry.unlink(missing_ok=True)
+
+
+def _escape(name: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

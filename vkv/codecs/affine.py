@@ -1,0 +1,122 @@
+"""``affine``: MLX's own group quantization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import mlx.core as mx
+
+from vkv.codecs.base import (
+    DTYPES,
+    NAMES,
+    Layout,
+    Options,
+    Parts,
+    check_choice,
+    check_layout,
+)
+from vkv.errors import CodecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affine:
+    """Codes plus one scale and one bias per group of consecutive channels.
+
+    For channel ``d`` of group ``g = d // group``::
+
+        x[..., d] = scales[..., g] * codes[..., d] + biases[..., g]
+
+    With ``x`` of shape ``(B, H, T, D)`` (batch, KV heads, tokens, head dim):
+
+    ========  =======  ======================  ==========================
+    part      dtype    shape                   meaning
+    ========  =======  ======================  ==========================
+    codes     U32      (B, H, T, D*bits/32)    packed, low bits first
+    scales    scale    (B, H, T, D/group)      step size, same unit as x
+    biases    scale    (B, H, T, D/group)      value of code 0
+    ========  =======  ======================  ==========================
+
+    Args:
+        bits: Bits per code: 2, 3, 4, 5, 6 or 8.
+        group: Channels that share a scale: 32, 64 or 128.
+        scale: Dtype of scales and biases: ``"F32"``, ``"F16"`` or ``"BF16"``.
+
+    Raises:
+        CodecError: A parameter is outside the sets above (rule A1).
+
+    Source: MLX ``mx.quantize(mode="affine")``, mlx 0.32; ``spec/v1/codecs/affine.md``.
+    """
+
+    id: ClassVar[str] = "affine"
+    version: ClassVar[int] = 1
+    roles: ClassVar[dict[str, str]] = {
+        "codes": "payload",
+        "scales": "metadata",
+        "biases": "metadata",
+    }
+
+    bits: int = 4
+    group: int = 64
+    scale: str = "F16"
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            check_choice(f"affine.{name}", getattr(self, name), allowed, "A1")
+
+    @classmethod
+    def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
+        scale = "BF16" if dtype == "BF16" else "F16"
+        return cls(**{"scale": scale, **options})  # type: ignore[arg-type]  # checked when built
+
+    def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
+        if NAMES.get(dtype) not in _ALLOWED["scale"]:
+            return f"dtype {dtype} is not a float that mx.quantize takes"
+        if not shape or shape[-1] % self.group:
+            dim = shape[-1] if shape else 0
+            return f"head dim {dim} is not a multiple of group {self.group}"
+        return None
+
+    def span(self, tokens: int, start: int) -> tuple[int, int]:
+        return 0, tokens
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Dtype and shape of each part for an ``x`` of the given shape (rule A2)."""
+        *lead, dim = shape
+        if dim % self.group:
+            raise CodecError(
+                f"head dim {dim} is not a multiple of group {self.group}", rule="A2", at="affine"
+            )
+        groups = (*lead, dim // self.group)
+        return {
+            "codes": ("U32", (*lead, dim * self.bits // 32)),
+            "scales": (self.scale, groups),
+            "biases": (self.scale, groups),
+        }
+
+    def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
+        check_layout(self, parts, shape)
+
+    def encode(self, x: mx.array) -> Parts:
+        x = x.astype(DTYPES[self.scale])  # MLX returns scales in the dtype of x
+        codes, scales, biases = mx.quantize(x, group_size=self.group, bits=self.bits)
+        if not mx.isfinite(scales).all() or not mx.isfinite(biases).all():
+            raise CodecError(
+                f"values do not fit {self.scale}, expected finite ones", rule="A3", at="affine"
+            )
+        return {"codes": codes, "scales": scales, "biases": biases}
+
+    def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        return mx.dequantize(
+            parts["codes"], parts["scales"], parts["biases"], group_size=self.group, bits=self.bits
+        ).astype(dtype)
+
+    def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
+        return {name: part[..., :tokens, :] for name, part in parts.items()}
+
+
+_ALLOWED: dict[str, tuple[int | str, ...]] = {
+    "bits": (2, 3, 4, 5, 6, 8),
+    "group": (32, 64, 128),
+    "scale": ("F32", "F16", "BF16"),
+}

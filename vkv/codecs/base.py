@@ -1,0 +1,155 @@
+"""What every codec is: parameters, a layout, and the way there and back."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from math import prod
+from typing import Any, ClassVar, Protocol, Self
+
+import mlx.core as mx
+
+from vkv.errors import CodecError
+from vkv.header import ITEMSIZE, Scalar
+
+#: Part name -> array.
+Parts = dict[str, mx.array]
+#: Part name -> (dtype, shape). A size of ``None`` is set by the data (entropy-coded bytes).
+Layout = dict[str, tuple[str, tuple[int | None, ...]]]
+#: Options of a codec string, or a header's params.
+Options = dict[str, Scalar]
+
+DTYPES: dict[str, mx.Dtype] = {
+    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16,
+    "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32,
+    "F32": mx.float32, "U64": mx.uint64, "I64": mx.int64, "C64": mx.complex64,
+}  # fmt: skip
+NAMES: dict[mx.Dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Codec(Protocol):
+    """Turns a tensor ``(B, H, T, D)`` into named parts and back.
+
+    A codec is a frozen dataclass; its fields are what the header records as
+    ``params`` and are checked when built. One ``(id, version)`` names one layout
+    forever.
+    """
+
+    id: ClassVar[str]
+    version: ClassVar[int]
+    #: Part name -> role in the byte account (``vkv.header.ROLES``).
+    roles: ClassVar[dict[str, str]]
+
+    @classmethod
+    def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
+        """Build from a codec string's options.
+
+        Args:
+            options: What the user gave, of the right types.
+            tensor: ``"keys"`` or ``"values"``.
+            dtype: Dtype of the tensor, as safetensors names it.
+        """
+
+    def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
+        """Why a tensor of this shape and dtype cannot be encoded, or ``None``."""
+
+    def span(self, tokens: int, start: int) -> tuple[int, int]:
+        """Of ``tokens`` tokens from position ``start`` on: ``(lead, body)``.
+
+        ``lead`` leading tokens are stored raw as sinks, ``body`` are encoded, and
+        what remains is stored raw as the residual.
+        """
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Dtype and shape of each part for an ``x`` of the given shape."""
+
+    def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
+        """Check form and value ranges of ``parts``; after it ``decode`` is safe."""
+
+    def encode(self, x: mx.array) -> Parts:
+        """``x`` of shape ``(B, H, T, D)`` to parts."""
+
+    def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """Parts to an array of ``shape`` and ``dtype``."""
+
+    def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
+        """Parts of the first ``tokens`` tokens, without re-encoding; ``None`` if impossible."""
+
+
+def typed(codec: type[Any], options: dict[str, str]) -> Options:
+    """Convert a codec string's text values to the types of the dataclass's fields.
+
+    Raises:
+        CodecError: An unknown option, or text that is not of its type (K2).
+    """
+    kinds = {f.name: f.type for f in fields(codec)}
+    out: Options = {}
+    for name, text in options.items():
+        if name not in kinds:
+            raise CodecError(
+                f"unknown option {name!r}; {codec.id} takes {', '.join(kinds) or 'none'}",
+                rule="K2",
+                at=codec.id,
+            )
+        out[name] = _convert(text, kinds[name], f"{codec.id}.{name}")
+    return out
+
+
+def _convert(text: str, kind: Any, at: str) -> Scalar:
+    try:
+        if kind == "bool":
+            return {"true": True, "false": False}[text.lower()]
+        if kind == "int":
+            return int(text)
+        return float(text) if kind == "float" else text
+    except (ValueError, KeyError):
+        raise CodecError(f"{text!r} is not of type {kind}", rule="K2", at=at) from None
+
+
+def build(codec: type[Any], params: Options) -> Any:
+    """``codec(**params)``, with unknown or missing names as a ``CodecError`` (K2)."""
+    known = {f.name for f in fields(codec)}
+    if unknown := sorted(params.keys() - known):
+        raise CodecError(f"unknown parameter {unknown[0]!r}", rule="K2", at=codec.id)
+    try:
+        return codec(**params)
+    except TypeError as exc:
+        raise CodecError(str(exc), rule="K2", at=codec.id) from None
+
+
+def check_choice(at: str, value: object, allowed: tuple[object, ...], rule: str) -> None:
+    """Refuse a value that is not one of ``allowed``, types included (``4.0`` is not ``4``)."""
+    if not any(type(value) is type(a) and value == a for a in allowed):
+        raise CodecError(f"{value!r} is not one of {allowed}", rule=rule, at=at)
+
+
+def check_layout(codec: Codec, parts: Parts, shape: tuple[int, ...]) -> None:
+    """Compare ``parts`` with ``codec.layout(shape)``: names, dtypes, shapes (K3)."""
+    want = codec.layout(shape)
+    have = {n: (NAMES.get(a.dtype, str(a.dtype)), a.shape) for n, a in parts.items()}
+    check_forms(want, have)
+
+
+def check_forms(want: Layout, have: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    """The same on names, dtypes and shapes alone, before anything is read (K3)."""
+    for name in sorted(want.keys() | have.keys()):
+        expected, found = want.get(name), have.get(name)
+        if expected is None or found is None or not _fits(expected, found):
+            raise CodecError(f"found {found}, expected {expected}", rule="K3", at=name)
+
+
+def _fits(want: tuple[str, tuple[int | None, ...]], have: tuple[str, tuple[int, ...]]) -> bool:
+    return (
+        want[0] == have[0]
+        and len(want[1]) == len(have[1])
+        and all(w is None or w == h for w, h in zip(want[1], have[1], strict=True))
+    )
+
+
+def nbytes(codec: Codec, shape: tuple[int, ...]) -> int:
+    """Stored size in bytes of the parts whose size the shape alone fixes."""
+    return sum(
+        prod(n for n in dims if n is not None) * ITEMSIZE[dtype]
+        for dtype, dims in codec.layout(shape).values()
+        if None not in dims
+    )
+

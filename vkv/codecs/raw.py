@@ -1,0 +1,66 @@
+"""``raw``: the values as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import mlx.core as mx
+
+from vkv.codecs.base import (
+    DTYPES,
+    NAMES,
+    Layout,
+    Options,
+    Parts,
+    check_choice,
+    check_layout,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raw:
+    """Lossless, any dtype, any shape: one part ``data`` of the tensor's own form.
+
+    Args:
+        dtype: Dtype of the tensor, as safetensors names it.
+
+    Raises:
+        CodecError: ``dtype`` is not one that MLX has (rule R1).
+
+    Source: ``spec/v1/codecs/raw.md``.
+    """
+
+    id: ClassVar[str] = "raw"
+    version: ClassVar[int] = 1
+    roles: ClassVar[dict[str, str]] = {"data": "payload"}
+
+    dtype: str = "F16"
+
+    def __post_init__(self) -> None:
+        check_choice("raw.dtype", self.dtype, tuple(DTYPES), "R1")
+
+    @classmethod
+    def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
+        return cls(**{"dtype": dtype, **options})  # type: ignore[arg-type]  # checked when built
+
+    def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
+        return None if dtype in NAMES else f"dtype {dtype} has no safetensors name"
+
+    def span(self, tokens: int, start: int) -> tuple[int, int]:
+        return 0, tokens
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        return {"data": (self.dtype, shape)}
+
+    def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
+        check_layout(self, parts, shape)
+
+    def encode(self, x: mx.array) -> Parts:
+        return {"data": x.astype(DTYPES[self.dtype])}
+
+    def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        return parts["data"].astype(dtype)
+
+    def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
+        return {"data": parts["data"][..., :tokens, :]}

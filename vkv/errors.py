@@ -1,0 +1,104 @@
+"""The errors vkv raises.
+
+::
+
+    VkvError
+    ├── ContainerError      the safetensors framing is broken          (rules C*)
+    ├── HeaderError         the header is broken                       (rules H*)
+    ├── DigestError         stored bytes do not match their digest     (rules D*)
+    ├── CodecError          codec parameters or parts are broken       (rules K*, and one letter a codec)
+    ├── UnsupportedError    a newer file than this build can read      (H3, H4)
+    │   └── UnknownCodecError                                          (K1)
+    ├── MismatchError       the file belongs to another model          (rules I*)
+    └── CacheError          a live cache cannot be saved or rebuilt    (rules L*)
+
+A message says where, then what was found, then what was expected, then the
+number of the rule in ``spec/v1``. Errors of the file system (a missing file, a
+full disk) stay the ``OSError`` they are.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CacheError",
+    "CodecError",
+    "ContainerError",
+    "DigestError",
+    "HeaderError",
+    "MismatchError",
+    "UnknownCodecError",
+    "UnsupportedError",
+    "VkvError",
+]
+
+
+class VkvError(Exception):
+    """Base of all vkv errors.
+
+    Args:
+        message: One sentence: what was found, then what was expected.
+        rule: Id of the broken rule in ``spec/v1``, e.g. ``"C4"``.
+        at: Dotted path to the offending value, e.g. ``"layers[3].keys"``.
+    """
+
+    def __init__(self, message: str, *, rule: str | None = None, at: str | None = None):
+        super().__init__(message)
+        self.message, self.rule, self.at = message, rule, at
+
+    def __str__(self) -> str:
+        where = f"{self.at}: " if self.at else ""
+        tail = f" [{self.rule}]" if self.rule else ""
+        return f"{where}{self.message}{tail}"
+
+    def within(self, at: str) -> VkvError:
+        """Prefix the path with ``at`` and return the same error."""
+        self.at = f"{at}.{self.at}" if self.at else at
+        return self
+
+
+class ContainerError(VkvError):
+    """The bytes are not a strict safetensors file."""
+
+
+class HeaderError(VkvError):
+    """The msgpack header is damaged, or does not fit the tensors beside it."""
+
+
+class DigestError(VkvError):
+    """Stored bytes are not the bytes that were written."""
+
+
+class CodecError(VkvError):
+    """A codec's parameters, parts or values are outside what its page allows."""
+
+
+class UnsupportedError(VkvError):
+    """The file is sound but needs something that this build does not have."""
+
+
+class UnknownCodecError(UnsupportedError):
+    """The codec id, or its version, is not in the registry."""
+
+    def __init__(self, codec: str, version: int, *, known: dict[str, int], at: str | None = None):
+        self.codec, self.version = codec, version
+        if codec in known:
+            found = f"codec {codec!r} version {version}; newest known is {known[codec]}"
+        else:
+            found = f"codec {codec!r}; known codecs are {', '.join(sorted(known))}"
+        super().__init__(f"unsupported {found}", rule="K1", at=at)
+
+
+class MismatchError(VkvError):
+    """The file was made with another model or tokenizer.
+
+    Args:
+        differences: One sentence each; all that were found, not only the first.
+    """
+
+    def __init__(self, differences: list[str], *, at: str | None = None):
+        self.differences = differences
+        super().__init__("; ".join(differences), rule="I1", at=at)
+
+
+class CacheError(VkvError):
+    """A live cache object cannot be stored, or cannot be rebuilt from the file."""

@@ -1,0 +1,348 @@
+"""The msgpack header: what the stored tensors mean. Structure only: no codecs, no MLX.
+
+Rules H1 to H9 of ``spec/v1/format.md``. A header is canonical msgpack (H1), so
+equal headers are equal bytes and the file's id is a digest of them.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Any
+
+import msgspec
+
+from vkv.errors import HeaderError, UnsupportedError
+
+MAJOR, MINOR = 1, 0
+VERSION = f"{MAJOR}.{MINOR}"
+#: Features a reader of this build understands (H4). Grows with minor versions.
+KNOWN_NEEDS: frozenset[str] = frozenset({"rope"})
+
+#: One header in memory costs up to 70 times its bytes (a list of empty maps), so
+#: 1 MiB keeps a hostile one near 64 MB. 10,000 stored tensors fit.
+MAX_HEADER = 1 << 20
+ALIGN = 64
+#: Key ``pad`` and the head of its bytes.
+PAD_OVERHEAD = 6
+#: CacheList inside CacheList; the deepest model known nests once.
+MAX_DEPTH = 4
+
+ITEMSIZE: dict[str, int] = {
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+
+#: What a stored tensor's bytes are spent on; the rows of the byte account.
+ROLES = ("payload", "table", "metadata", "outlier", "sink", "residual", "tokens")
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 48) - 1)]
+Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=8)]
+Scalar = int | float | str | bool
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tensor of the container: its role in the account, form and BLAKE3."""
+
+    role: Name
+    dtype: Name
+    shape: Shape
+    digest: Digest
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+class Rope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rotary embedding as ``mx.fast.rope`` takes it.
+
+    Either ``base`` or ``freqs`` (float32 values, ``dims / 2`` of them, as MLX's
+    ``freqs`` argument) is given. ``mscale`` multiplies the rotated dims first
+    (YaRN, SuScaled).
+    """
+
+    dims: Annotated[int, msgspec.Meta(ge=2, le=1 << 16)]
+    traditional: bool = False
+    base: float | None = None
+    freqs: tuple[float, ...] | None = None
+    scale: float = 1.0
+    mscale: float = 1.0
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run of tokens written by one codec.
+
+    ``params`` belongs to the codec, not to the header. ``parts`` maps the
+    codec's part names to names of stored tensors; several segments may share one
+    (a codebook). ``rope`` is an index into ``Header.ropes`` when the keys were
+    rotated back before they were encoded.
+    """
+
+    codec: Name
+    version: Annotated[int, msgspec.Meta(ge=1)]
+    params: dict[str, Scalar] = {}
+    tokens: Count | None = None
+    parts: dict[str, Name]
+    rope: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One logical tensor of a layer: its segments in order, joined along axis -2.
+
+    ``note`` says why a codec that was asked for was not used.
+    """
+
+    dtype: Name
+    shape: Shape
+    segments: tuple[Segment, ...]
+    note: str | None = None
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One live cache: its kind, its scalars, its tensors or its children."""
+
+    kind: Name
+    scalars: dict[str, int] = {}
+    tensors: dict[str, Tensor] = {}
+    children: tuple[Layer, ...] = ()
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Identity of the model (``vkv.identity``). ``ropes`` holds, per layer, an index or nil."""
+
+    id: Digest
+    type: str
+    config: str
+    parameters: Count
+    layers: tuple[Digest, ...]
+    rest: Digest
+    ropes: tuple[int | None, ...] = ()
+
+
+class Tokenizer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Identity of the tokenizer; the chat template stands apart."""
+
+    id: Digest
+    vocab_size: Count
+    template: Digest | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The token ids: how many, and BLAKE3 of their little-endian u32 bytes."""
+
+    count: Count
+    digest: Digest
+    tensor: Name
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that a ``.vkv`` file says about itself.
+
+    ``pad`` is zeros that bring the header to a multiple of 64 bytes, so that the
+    first tensor after it is aligned.
+    """
+
+    version: str
+    producer: str
+    needs: tuple[str, ...] = ()
+    created: str | None = None
+    model: Model | None = None
+    tokenizer: Tokenizer | None = None
+    tokens: Tokens | None = None
+    ropes: tuple[Rope, ...] = ()
+    layers: tuple[Layer, ...]
+    tensors: dict[str, Stored]
+    metadata: dict[str, str] = {}
+    pad: bytes = b""
+
+
+_ENCODER = msgspec.msgpack.Encoder(order="sorted")
+_DECODER = msgspec.msgpack.Decoder(Header)
+
+
+def dump(header: Header) -> bytes:
+    """Canonical bytes of ``header`` (H1): sorted keys, shortest forms, no defaults.
+
+    ``pad`` is set here.
+
+    Raises:
+        HeaderError: The result is over ``MAX_HEADER`` (H5).
+    """
+    raw = _ENCODER.encode(msgspec.structs.replace(header, pad=b""))
+    if len(raw) % ALIGN:
+        pad = bytes(-(len(raw) + PAD_OVERHEAD) % ALIGN or ALIGN)
+        raw = _ENCODER.encode(msgspec.structs.replace(header, pad=pad))
+    if len(raw) > MAX_HEADER:
+        raise HeaderError(f"{len(raw)} bytes, the limit is {MAX_HEADER}", rule="H5", at="header")
+    return raw
+
+
+def load(raw: bytes) -> Header:
+    """Parse and check a header; unknown fields are ignored.
+
+    Raises:
+        HeaderError: Not msgpack or not canonical (H1), a field of the wrong type
+            or range (H2), too large (H5), inconsistent (H6, H7, H8).
+        UnsupportedError: Another major version (H3) or an unknown need (H4).
+    """
+    if len(raw) > MAX_HEADER:
+        raise HeaderError(f"{len(raw)} bytes, the limit is {MAX_HEADER}", rule="H5", at="header")
+    _check_canonical(raw)
+    _check_version(raw)
+    try:
+        header = _DECODER.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        raise HeaderError(f"{exc}", rule="H2", at="header") from None
+    unknown = sorted(set(header.needs) - KNOWN_NEEDS)
+    if unknown:
+        raise UnsupportedError(
+            f"the file needs {', '.join(map(repr, unknown))}; this build knows "
+            f"{', '.join(sorted(KNOWN_NEEDS))}",
+            rule="H4",
+            at="needs",
+        )
+    _check_references(header)
+    return header
+
+
+def _check_canonical(raw: bytes) -> None:
+    try:
+        same = _ENCODER.encode(msgspec.msgpack.decode(raw)) == raw
+    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError) as exc:
+        raise HeaderError(f"not msgpack: {exc}", rule="H1", at="header") from None
+    if not same:
+        raise HeaderError(
+            "not canonical msgpack: keys must be sorted and unique, numbers in their shortest form",
+            rule="H1",
+            at="header",
+        )
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+def _check_version(raw: bytes) -> None:
+    try:
+        version = msgspec.msgpack.decode(raw, type=_Version).version
+        major, minor = (int(n) for n in version.split(".") if n.isascii() and n.isdecimal())
+    except (msgspec.MsgspecError, ValueError) as exc:
+        raise HeaderError(f"no format version like '1.0': {exc}", rule="H2", at="version") from None
+    if f"{major}.{minor}" != version:
+        raise HeaderError(f"{version!r} is not of the form '1.0'", rule="H2", at="version")
+    if major != MAJOR:
+        raise UnsupportedError(
+            f"format version {version}; this build reads {MAJOR}.x", rule="H3", at="version"
+        )
+
+
+def walk(layers: tuple[Layer, ...], at: str = "layers") -> list[tuple[str, Layer]]:
+    """Every layer and child with its path (``layers[3]``, ``layers[3].children[0]``), in order."""
+    found: list[tuple[str, Layer]] = []
+    for i, layer in enumerate(layers):
+        path = f"{at}[{i}]"
+        found.append((path, layer))
+        found += walk(layer.children, f"{path}.children")
+    return found
+
+
+def segments(header: Header) -> list[tuple[str, str, Tensor, Segment]]:
+    """Every segment as ``(path, tensor name, tensor, segment)``, in file order."""
+    return [
+        (f"{path}.{name}.segments[{i}]", name, tensor, segment)
+        for path, layer in walk(header.layers)
+        for name, tensor in sorted(layer.tensors.items())
+        for i, segment in enumerate(tensor.segments)
+    ]
+
+
+def segment_shape(tensor: Tensor, segment: Segment) -> tuple[int, ...]:
+    """Shape of the part of ``tensor`` that ``segment`` covers."""
+    if segment.tokens is None:
+        return tensor.shape
+    return (*tensor.shape[:-2], segment.tokens, tensor.shape[-1])
+
+
+def _check_references(header: Header) -> None:
+    used = set()
+    for name, stored in header.tensors.items():
+        if stored.dtype not in ITEMSIZE:
+            raise HeaderError(f"unknown dtype {stored.dtype!r}", rule="H2", at=f"tensors.{name}")
+        if stored.role not in ROLES:
+            raise HeaderError(f"unknown role {stored.role!r}", rule="H2", at=f"tensors.{name}")
+    for path, _, tensor, segment in segments(header):
+        used |= _check_segment(header, path, tensor, segment)
+    for path, layer in walk(header.layers):
+        _check_layer(path, layer)
+    if header.tokens is not None:
+        used |= _check_tokens(header.tokens, header.tensors)
+    if header.model is not None:
+        for index in header.model.ropes:
+            _check_rope(index, header, "model.ropes")
+    if unused := sorted(header.tensors.keys() - used):
+        raise HeaderError(f"nothing refers to it, expected one use", rule="H6", at=unused[0])
+
+
+def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) -> set[str]:
+    for part, name in segment.parts.items():
+        if name not in header.tensors:
+            raise HeaderError(
+                f"part {part!r} is {name!r}, which is not in tensors", rule="H6", at=path
+            )
+    if segment.tokens is not None and len(tensor.shape) < 2:
+        raise HeaderError(
+            f"counts tokens in a tensor of shape {tensor.shape}", rule="H7", at=path
+        )
+    _check_rope(segment.rope, header, path)
+    if segment.rope is not None and "rope" not in header.needs:
+        raise HeaderError("rotated keys, but needs does not list 'rope'", rule="H4", at=path)
+    return set(segment.parts.values())
+
+
+def _check_layer(path: str, layer: Layer) -> None:
+    if path.count("children") > MAX_DEPTH:
+        raise HeaderError(f"nested deeper than {MAX_DEPTH}", rule="H8", at=path)
+    for name, tensor in layer.tensors.items():
+        at = f"{path}.{name}"
+        if tensor.dtype not in ITEMSIZE:
+            raise HeaderError(f"unknown dtype {tensor.dtype!r}", rule="H2", at=at)
+        counts = [s.tokens for s in tensor.segments]
+        if counts == [None]:
+            continue
+        total = sum(n for n in counts if n is not None)
+        if None in counts or not tensor.shape[1:] or total != tensor.shape[-2]:
+            raise HeaderError(
+                f"segments cover {total} tokens, expected {tensor.shape[-2:][:1]}", rule="H7", at=at
+            )
+
+
+def _check_tokens(tokens: Tokens, tensors: dict[str, Stored]) -> set[str]:
+    stored = tensors.get(tokens.tensor)
+    if stored is None or (stored.dtype, stored.shape) != ("U32", (tokens.count,)):
+        raise HeaderError(
+            f"{tokens.tensor!r} is not a U32 tensor of {tokens.count} ids", rule="H6", at="tokens"
+        )
+    if stored.digest != tokens.digest:
+        raise HeaderError("its digest is not that of its tensor", rule="H6", at="tokens")
+    return {tokens.tensor}
+
+
+def _check_rope(index: int | None, header: Header, at: str) -> None:
+    if index is not None and not 0 <= index < len(header.ropes):
+        raise HeaderError(f"rope {index} of {len(header.ropes)}", rule="H6", at=at)
+
+
+def metadata(values: dict[str, Any] | None) -> dict[str, str]:
+    """Check user metadata: text to text, as ``mlx_lm.save_prompt_cache`` has it.
+
+    Raises:
+        HeaderError: A key or a value is not a string (H9).
+    """
+    for key, value in (values or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise HeaderError(
+                f"{key!r}: {value!r} is not text to text", rule="H9", at="metadata"
+            )
+    return dict(values or {})
