@@ -195,9 +195,7 @@ def _no_constant(text: str) -> None:
 
 def _entry(name: str, value: Any, base: int) -> Entry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ContainerError(
-            "expected exactly dtype, shape and data_offsets", rule="C3", at=name
-        )
+        raise ContainerError("expected exactly dtype, shape and data_offsets", rule="C3", at=name)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
         raise ContainerError(f"unknown dtype {dtype!r}", rule="C3", at=name)
@@ -261,7 +259,9 @@ def frame(forms: Iterable[Form]) -> bytes:
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode()
     text += b" " * (-(8 + len(text)) % ALIGN)
     if len(text) > MAX_JSON:
-        raise ContainerError(f"JSON header of {len(text)} bytes, the limit is {MAX_JSON}", rule="C2")
+        raise ContainerError(
+            f"JSON header of {len(text)} bytes, the limit is {MAX_JSON}", rule="C2"
+        )
     return len(text).to_bytes(8, "little") + text
 
 
@@ -274,7 +274,9 @@ def write_all(fd: int, data: Buffer, offset: int) -> None:
 
 
 def write(
-    fd: int, tensors: list[tuple[Form, Callable[[], Buffer]]], header: Callable[[list[bytes]], bytes]
+    fd: int,
+    tensors: list[tuple[Form, Callable[[], Buffer]]],
+    header: Callable[[list[bytes]], bytes],
 ) -> None:
     """Write a whole container to an empty file.
 

@@ -238,6 +238,11 @@ def _check_version(raw: bytes) -> None:
         )
 
 
+def replace(head: Header, **changes: Any) -> Header:
+    """A copy of ``head`` with some fields changed."""
+    return msgspec.structs.replace(head, **changes)
+
+
 def walk(layers: tuple[Layer, ...], at: str = "layers") -> list[tuple[str, Layer]]:
     """Every layer and child with its path (``layers[3]``, ``layers[3].children[0]``), in order."""
     found: list[tuple[str, Layer]] = []
@@ -282,7 +287,7 @@ def _check_references(header: Header) -> None:
         for index in header.model.ropes:
             _check_rope(index, header, "model.ropes")
     if unused := sorted(header.tensors.keys() - used):
-        raise HeaderError(f"nothing refers to it, expected one use", rule="H6", at=unused[0])
+        raise HeaderError("nothing refers to it, expected one use", rule="H6", at=unused[0])
 
 
 def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) -> set[str]:
@@ -292,9 +297,7 @@ def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) 
                 f"part {part!r} is {name!r}, which is not in tensors", rule="H6", at=path
             )
     if segment.tokens is not None and len(tensor.shape) < 2:
-        raise HeaderError(
-            f"counts tokens in a tensor of shape {tensor.shape}", rule="H7", at=path
-        )
+        raise HeaderError(f"counts tokens in a tensor of shape {tensor.shape}", rule="H7", at=path)
     _check_rope(segment.rope, header, path)
     if segment.rope is not None and "rope" not in header.needs:
         raise HeaderError("rotated keys, but needs does not list 'rope'", rule="H4", at=path)
@@ -342,7 +345,5 @@ def metadata(values: dict[str, Any] | None) -> dict[str, str]:
     """
     for key, value in (values or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise HeaderError(
-                f"{key!r}: {value!r} is not text to text", rule="H9", at="metadata"
-            )
+            raise HeaderError(f"{key!r}: {value!r} is not text to text", rule="H9", at="metadata")
     return dict(values or {})

@@ -114,6 +114,9 @@ class Affine:
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
         return {name: part[..., :tokens, :] for name, part in parts.items()}
 
+    def join(self, pieces: list[Parts]) -> Parts | None:
+        return {name: mx.concatenate([p[name] for p in pieces], axis=-2) for name in self.roles}
+
 
 _ALLOWED: dict[str, tuple[int | str, ...]] = {
     "bits": (2, 3, 4, 5, 6, 8),

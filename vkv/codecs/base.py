@@ -74,6 +74,9 @@ class Codec(Protocol):
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
         """Parts of the first ``tokens`` tokens, without re-encoding; ``None`` if impossible."""
 
+    def join(self, pieces: list[Parts]) -> Parts | None:
+        """Parts of consecutive segments as those of one; ``None`` if impossible."""
+
 
 def typed(codec: type[Any], options: dict[str, str]) -> Options:
     """Convert a codec string's text values to the types of the dataclass's fields.
@@ -153,3 +156,8 @@ def nbytes(codec: Codec, shape: tuple[int, ...]) -> int:
         if None not in dims
     )
 
+
+def memory(x: mx.array) -> memoryview:
+    """The bytes of an evaluated, contiguous array, without a copy."""
+    x = x.reshape(1) if x.ndim == 0 else x
+    return memoryview(x if x.dtype == mx.uint8 else x.view(mx.uint8)).cast("B")

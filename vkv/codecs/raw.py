@@ -64,3 +64,6 @@ class Raw:
 
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
         return {"data": parts["data"][..., :tokens, :]}
+
+    def join(self, pieces: list[Parts]) -> Parts | None:
+        return {name: mx.concatenate([p[name] for p in pieces], axis=-2) for name in self.roles}

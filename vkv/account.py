@@ -1,0 +1,95 @@
+"""What every byte of a file is spent on; needs neither codecs nor MLX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from vkv.container import HEADER
+from vkv.document import Document
+from vkv.header import ROLES, segments
+
+#: Rows that are no role of a stored tensor: framing and header.
+ROWS = (*ROLES, "header")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Bytes and elements of all tensors of one name, e.g. ``"keys"``.
+
+    Attributes:
+        elements: Cached elements represented.
+        bytes: Bytes stored for them alone.
+        roles: The same by role.
+    """
+
+    elements: int
+    bytes: int
+    roles: dict[str, int]
+
+    @property
+    def bits(self) -> float:
+        """Bits per element, what is shared with other groups and the header not counted."""
+        return 8 * self.bytes / self.elements if self.elements else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """The byte account. ``roles`` adds up to ``size`` exactly.
+
+    Attributes:
+        size: Bytes of the file.
+        roles: Role -> bytes, over ``ROWS``; ``header`` is framing plus header.
+        groups: Tensor name (``keys``, ``values`` …) -> its own account.
+        shared: Bytes that several groups use (a codebook).
+        elements: Cached elements in the file.
+    """
+
+    size: int
+    roles: dict[str, int]
+    groups: dict[str, Group]
+    shared: int
+    elements: int = field(default=0)
+
+    @property
+    def bits(self) -> float:
+        """Bits per element, all in: every byte of the file over all cached elements."""
+        return 8 * self.size / self.elements if self.elements else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than the same elements in fp16."""
+        return 2 * self.elements / self.size
+
+    @property
+    def adds_up(self) -> bool:
+        return sum(self.roles.values()) == self.size
+
+
+def account(document: Document) -> Accounting:
+    """Account for every byte of ``document``."""
+    stored = document.header.tensors
+    roles = dict.fromkeys(ROWS, 0)
+    for info in stored.values():
+        roles[info.role] += info.nbytes
+    entry = document.entries[HEADER]
+    roles["header"] = entry.stop
+    users: dict[str, set[str]] = {}
+    elements: dict[str, int] = {}
+    for _, name, tensor, segment in segments(document.header):
+        shape = tensor.shape
+        count = (
+            prod(shape) if segment.tokens is None else prod(shape[:-2]) * shape[-1] * segment.tokens
+        )
+        elements[name] = elements.get(name, 0) + count
+        for part in segment.parts.values():
+            users.setdefault(part, set()).add(name)
+    groups = {}
+    for name, count in elements.items():
+        own = [stored[part] for part, names in users.items() if names == {name}]
+        by_role = {role: sum(t.nbytes for t in own if t.role == role) for role in ROLES}
+        groups[name] = Group(
+            count, sum(by_role.values()), {role: n for role, n in by_role.items() if n}
+        )
+    shared = sum(stored[part].nbytes for part, names in users.items() if len(names) > 1)
+    return Accounting(document.size, roles, groups, shared, sum(elements.values()))

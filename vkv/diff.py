@@ -1,0 +1,159 @@
+"""``vkv.diff``: what differs between two files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from vkv.document import Document, open_document
+from vkv.header import Header, Layer, walk
+from vkv.info import describe
+
+MISSING = "—"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference: where, and what either file has there."""
+
+    at: str
+    a: str
+    b: str
+
+
+@dataclass(slots=True)
+class Diff:
+    """All differences between two files, in the order of the header."""
+
+    a: str
+    b: str
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+    def add(self, at: str, a: object, b: object) -> None:
+        if a != b:
+            self.differences.append(Difference(at, _text(a), _text(b)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "schema_version": 1,
+            "a": self.a,
+            "b": self.b,
+            "same": self.same,
+            "differences": [{"at": d.at, "a": d.a, "b": d.b} for d in self.differences],
+        }
+
+
+def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], *, deep: bool = False) -> Diff:
+    """Compare two files: identity, tokens, layers, codecs, stored bytes.
+
+    Args:
+        a: One ``.vkv`` file.
+        b: The other.
+        deep: Also decode and compare values: largest difference and relative
+            squared error of each tensor, with ``a`` as the reference.
+
+    Raises:
+        VkvError: A file is damaged.
+        OSError: A file cannot be opened.
+    """
+    with open_document(a) as first, open_document(b) as second:
+        found = Diff(os.fspath(a), os.fspath(b))
+        _identity(found, first, second)
+        _layers(found, first.header, second.header)
+        if deep:
+            _values(found, first, second)
+        return found
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return MISSING
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _identity(found: Diff, a: Document, b: Document) -> None:
+    for name in ("version", "producer", "created"):
+        found.add(name, getattr(a.header, name), getattr(b.header, name))
+    for owner, fields in (
+        ("model", ("type", "parameters", "config", "id")),
+        ("tokenizer", ("vocab_size", "id", "template")),
+    ):
+        x, y = getattr(a.header, owner), getattr(b.header, owner)
+        for name in fields:
+            found.add(f"{owner}.{name}", getattr(x, name, None), getattr(y, name, None))
+    _tokens(found, a, b)
+    for key in sorted(a.header.metadata.keys() | b.header.metadata.keys()):
+        found.add(f"metadata.{key}", a.header.metadata.get(key), b.header.metadata.get(key))
+
+
+def _tokens(found: Diff, a: Document, b: Document) -> None:
+    x, y = a.tokens(), b.tokens()
+    if x == y:
+        return
+    found.add("tokens.count", x and len(x), y and len(y))
+    if x is not None and y is not None:
+        common = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), None)
+        if common is not None:
+            found.add(f"tokens[{common}]", x[common], y[common])
+
+
+def _layers(found: Diff, a: Header, b: Header) -> None:
+    first, second = dict(walk(a.layers)), dict(walk(b.layers))
+    for at in (*first, *(at for at in second if at not in first)):
+        x, y = first.get(at), second.get(at)
+        found.add(f"{at}.kind", x and x.kind, y and y.kind)
+        if x is None or y is None:
+            continue
+        for name in sorted(x.scalars.keys() | y.scalars.keys()):
+            found.add(f"{at}.{name}", x.scalars.get(name), y.scalars.get(name))
+        for name in sorted(x.tensors.keys() | y.tensors.keys()):
+            found.add(f"{at}.{name}", _form(x, name), _form(y, name))
+            if _form(x, name) == _form(y, name):
+                found.add(f"{at}.{name}.digests", _digests(a, x, name), _digests(b, y, name))
+
+
+def _form(layer: Layer, name: str) -> str | None:
+    tensor = layer.tensors.get(name)
+    return None if tensor is None else describe(tensor)
+
+
+def _digests(head: Header, layer: Layer, name: str) -> str:
+    parts = [n for s in layer.tensors[name].segments for _, n in sorted(s.parts.items())]
+    return " ".join(head.tensors[part].digest.hex()[:8] for part in parts)
+
+
+def _values(found: Diff, a: Document, b: Document) -> None:
+    from vkv.file import CacheFile
+
+    second = dict(walk(b.header.layers))
+    files = CacheFile(a), CacheFile(b)
+    for at, layer in walk(a.header.layers):
+        for name in sorted(layer.tensors):
+            other = second.get(at)
+            if other is not None and name in other.tensors:
+                found.add(f"{at}.{name}.values", "", _distance(files, (layer, other), name, at))
+
+
+def _distance(files: tuple[Any, Any], layers: tuple[Layer, Layer], name: str, at: str) -> str:
+    import mlx.core as mx
+
+    from vkv.live.decode import decode
+
+    x, y = (
+        decode(file, layer, name, at).astype(mx.float32)
+        for file, layer in zip(files, layers, strict=True)
+    )
+    if x.shape != y.shape:
+        rows = min(x.shape[-2], y.shape[-2]) if x.ndim == y.ndim == 4 else 0
+        if not rows or (*x.shape[:-2], x.shape[-1]) != (*y.shape[:-2], y.shape[-1]):
+            return f"{y.shape} for {x.shape}"
+        x, y = x[..., :rows, :], y[..., :rows, :]
+    error = mx.square(x - y).sum() / mx.maximum(mx.square(x).sum(), 1e-30)
+    largest = mx.abs(x - y).max().item() if x.size else 0.0
+    return "" if largest == 0 else f"largest difference {largest:.4g}, relative {error.item():.3g}"

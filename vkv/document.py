@@ -1,0 +1,138 @@
+"""A ``.vkv`` file as a document: container and header checked against each other.
+
+Works without MLX and without the codecs, so that any sound file can be
+inspected and its bytes verified, whatever codecs it uses.
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from typing import Self
+
+from vkv import container, header
+from vkv.container import BytesSource, Entry, FileSource, Source
+from vkv.errors import DigestError, HeaderError, VkvError
+from vkv.header import Header
+
+#: Elements a stored byte may stand for: 0.125 bits an element is below any useful
+#: rate, and a hostile shape cannot make a small file ask for much memory (H10).
+MAX_EXPANSION = 64
+#: ... and what every segment may hold whatever it stores.
+FREE_ELEMENTS = 1 << 16
+
+
+class Document:
+    """An open file: its entries, its header and its id.
+
+    Args:
+        source: Where the bytes come from; closed with the document.
+        name: How messages call the file.
+
+    Raises:
+        ContainerError: The framing is broken (C1 to C8).
+        HeaderError: The header is broken (H1 to H10).
+        UnsupportedError: A newer file (H3, H4).
+    """
+
+    def __init__(self, source: Source, name: str = "<bytes>"):
+        self.source, self.name = source, name
+        try:
+            self.entries = container.parse(source)
+            entry = self.entries[container.HEADER]
+            if entry.nbytes > header.MAX_HEADER:
+                raise HeaderError(
+                    f"{entry.nbytes} bytes, the limit is {header.MAX_HEADER}",
+                    rule="H5",
+                    at=container.HEADER,
+                )
+            raw = source.read(entry.start, entry.nbytes)
+            self.header: Header = header.load(raw)
+            _check_forms(self.header, self.entries)
+            _check_expansion(self.header)
+        except VkvError as exc:
+            source.close()
+            raise exc.within(name) from None
+        self.id: str = container.digest(raw).hex()
+
+    @property
+    def size(self) -> int:
+        return self.source.size
+
+    def read(self, name: str) -> bytes:
+        """The bytes of one stored tensor, verified.
+
+        Raises:
+            DigestError: They are not what was written (D1).
+        """
+        entry = self.entries[name]
+        data = self.source.read(entry.start, entry.nbytes)
+        self.verify(name, data)
+        return data
+
+    def verify(self, name: str, data: container.Buffer) -> None:
+        """Compare ``data`` with the digest of stored tensor ``name`` (D1)."""
+        found, expected = container.digest(data), self.header.tensors[name].digest
+        if found != expected:
+            raise DigestError(
+                f"BLAKE3 {found.hex()[:16]}…, expected {expected.hex()[:16]}…: the bytes changed",
+                rule="D1",
+                at=f"{self.name}.{name}",
+            )
+
+    def tokens(self) -> list[int] | None:
+        """The token ids, or ``None`` if the file has none."""
+        if self.header.tokens is None:
+            return None
+        return memoryview(self.read(self.header.tokens.tensor)).cast("I").tolist()
+
+    def close(self) -> None:
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_document(target: str | os.PathLike[str] | bytes) -> Document:
+    """Open a path, or bytes in memory.
+
+    Raises:
+        VkvError: As ``Document``.
+        OSError: The path cannot be opened.
+    """
+    if isinstance(target, bytes):
+        return Document(BytesSource(target))
+    return Document(FileSource(target), os.fspath(target))
+
+
+def _check_forms(head: Header, entries: dict[str, Entry]) -> None:
+    """Header and container speak of the same tensors, in the same forms (H6)."""
+    stored = head.tensors
+    for name in sorted(stored.keys() ^ (entries.keys() - {container.HEADER})):
+        where = "the header" if name in stored else "the container"
+        raise HeaderError(f"only {where} has it, expected both", rule="H6", at=name)
+    for name, info in stored.items():
+        entry = entries[name]
+        if (info.dtype, info.shape) != (entry.dtype, entry.shape):
+            raise HeaderError(
+                f"{entry.dtype} {entry.shape} in the container, {info.dtype} {info.shape} in the "
+                "header",
+                rule="H6",
+                at=name,
+            )
+
+
+def _check_expansion(head: Header) -> None:
+    """No segment claims far more elements than its bytes can stand for (H10)."""
+    for path, _, tensor, segment in header.segments(head):
+        held = sum(head.tensors[name].nbytes for name in set(segment.parts.values()))
+        asked = prod(header.segment_shape(tensor, segment))
+        if asked > MAX_EXPANSION * held + FREE_ELEMENTS:
+            raise HeaderError(
+                f"{asked} elements from {held} stored bytes, the limit is {MAX_EXPANSION} a byte",
+                rule="H10",
+                at=path,
+            )

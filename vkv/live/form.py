@@ -1,0 +1,108 @@
+"""What a stored layer of each kind must look like (rules L3 to L6). No MLX."""
+
+from __future__ import annotations
+
+from vkv.errors import CacheError
+from vkv.header import Header, Layer, walk
+
+#: Kind -> names of its scalars.
+SCALARS: dict[str, tuple[str, ...]] = {
+    "kv": ("offset",),
+    "concatenate": ("offset",),
+    "quantized": ("offset", "bits", "group_size"),
+    "rotating": ("offset", "keep", "max_size", "idx"),
+    "chunked": ("offset", "chunk_size", "start"),
+    "arrays": ("size",),
+    "list": (),
+}
+#: Slots of a recurrent cache; models use a handful.
+MAX_SLOTS = 64
+
+
+def check_layers(header: Header) -> None:
+    """Check every layer of ``header`` (rules L3 to L6).
+
+    Raises:
+        CacheError: The first layer that breaks a rule, with its path.
+    """
+    for path, layer in walk(header.layers):
+        check_layer(layer, path)
+        tokens = header.tokens
+        offset = layer.scalars.get("offset")
+        if tokens is not None and offset is not None and offset not in (0, tokens.count):
+            raise CacheError(f"holds {offset} tokens, the file {tokens.count}", rule="L6", at=path)
+
+
+def check_layer(layer: Layer, at: str) -> None:
+    """Check one layer's scalars, tensors and children."""
+    if layer.kind not in SCALARS:
+        known = ", ".join(sorted(SCALARS))
+        raise CacheError(f"unknown kind {layer.kind!r}; known are {known}", rule="L3", at=at)
+    for name in SCALARS[layer.kind]:
+        value = layer.scalars.get(name)
+        if type(value) is not int or not 0 <= value < 1 << 48:
+            raise CacheError(
+                f"scalar {name!r} is {value!r}, expected a whole number", rule="L3", at=at
+            )
+    if layer.children and layer.kind != "list":
+        raise CacheError(f"a {layer.kind} layer with children", rule="L3", at=at)
+    if layer.kind == "arrays":
+        _check_arrays(layer, at)
+    elif layer.kind == "list":
+        _check_names(layer, set(), at)
+    else:
+        _check_rows(layer, at)
+
+
+def _check_arrays(layer: Layer, at: str) -> None:
+    size = layer.scalars["size"]
+    if size > MAX_SLOTS:
+        raise CacheError(f"{size} slots, the limit is {MAX_SLOTS}", rule="L3", at=at)
+    _check_names(layer, {*map(str, range(size)), "left_padding", "lengths"}, at)
+
+
+def _check_names(layer: Layer, allowed: set[str], at: str) -> None:
+    if unknown := sorted(layer.tensors.keys() - allowed):
+        raise CacheError(f"tensor {unknown[0]!r} in a {layer.kind} layer", rule="L4", at=at)
+
+
+def _check_rows(layer: Layer, at: str) -> None:
+    """Keys and values: both or none, 4-D, alike but for the head dim, as long as promised."""
+    _check_names(layer, {"keys", "values"}, at)
+    rows = _expected_rows(layer, at)
+    if not layer.tensors and rows in (0, None):
+        return
+    if layer.tensors.keys() != {"keys", "values"}:
+        have = ", ".join(layer.tensors) or "no tensor"
+        raise CacheError(f"has {have}, expected keys and values", rule="L4", at=at)
+    keys, values = layer.tensors["keys"].shape, layer.tensors["values"].shape
+    if len(keys) != 4 or keys[:3] != values[:3] or len(values) != 4:
+        raise CacheError(
+            f"keys {keys} and values {values}, expected (B, H, T, D) alike but for D",
+            rule="L4",
+            at=at,
+        )
+    if rows is not None and keys[2] != rows:
+        raise CacheError(f"{keys[2]} rows, its scalars say {rows}", rule="L5", at=at)
+    if layer.kind == "rotating":
+        _check_ring(layer, keys[2], at)
+
+
+def _expected_rows(layer: Layer, at: str) -> int | None:
+    offset = layer.scalars["offset"]
+    if layer.kind == "chunked":
+        if layer.scalars["start"] > offset:
+            raise CacheError(
+                f"starts at {layer.scalars['start']}, past its offset {offset}", rule="L5", at=at
+            )
+        return offset - layer.scalars["start"]
+    if layer.kind == "rotating":
+        return 0 if offset == 0 else None
+    return offset
+
+
+def _check_ring(layer: Layer, rows: int, at: str) -> None:
+    s = layer.scalars
+    full = min(s["offset"], s["max_size"])
+    if not full <= rows <= s["offset"] or s["idx"] > rows or s["keep"] > s["max_size"]:
+        raise CacheError(f"{rows} rows do not fit a ring of {dict(s)}", rule="L5", at=at)

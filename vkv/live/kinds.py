@@ -1,0 +1,242 @@
+"""One adapter per mlx-lm cache class: its content as tensors and scalars, and back.
+
+Attributes of the known classes are read and set; mlx-lm's ``state`` tuples are
+never used, since they changed between its versions. Only tokens that exist are
+taken, never the padding of a growing buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import mlx.core as mx
+
+from vkv.codecs.affine import Affine
+from vkv.codecs.base import NAMES, Codec, Parts
+from vkv.errors import CacheError
+from vkv.live import origin
+from vkv.live.origin import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor of a cache: an array, or codes that the cache itself holds.
+
+    Args:
+        shape: Logical shape, ``(B, H, T, D)`` for keys and values.
+        dtype: Logical dtype.
+        x: The array; ``None`` when ``codec`` and ``parts`` are given.
+        tokens: Whether axis -2 counts tokens.
+    """
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+    x: mx.array | None = None
+    codec: Codec | None = None
+    parts: Parts = field(default_factory=dict)
+    tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One cache: its kind, scalars, tensors, and children (of a CacheList).
+
+    ``origin`` is the stored layer that the cache was loaded from, if any.
+    """
+
+    kind: str
+    scalars: dict[str, int] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    children: list[Snapshot] = field(default_factory=list)
+    origin: Origin | None = None
+
+
+#: What a loaded tensor is: an array, or codec and parts for caches that keep codes.
+Loaded = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one cache class is taken apart and made again.
+
+    Args:
+        name: Name in the file; its meaning is in ``spec/v1/format.md``.
+        cls: Name of the class in ``mlx_lm.models.cache``.
+        take: Cache to snapshot.
+        make: Class, scalars and loaded tensors to cache.
+        codes: The cache holds affine codes, so they are handed to ``make`` undecoded.
+    """
+
+    name: str
+    cls: str
+    take: Callable[[Any], Snapshot]
+    make: Callable[[Any, dict[str, int], Loaded], Any]
+    codes: bool = False
+
+
+def _array(x: mx.array) -> Value:
+    return Value(x.shape, x.dtype, x)
+
+
+def _rows(cache: Any, count: int) -> dict[str, Value]:
+    """Keys and values of the first ``count`` slots; nothing for an empty cache."""
+    if cache.keys is None or count == 0:
+        return {}
+    return {
+        "keys": _array(cache.keys[..., :count, :]),
+        "values": _array(cache.values[..., :count, :]),
+    }
+
+
+def _set_rows(cache: Any, loaded: Loaded) -> Any:
+    cache.keys, cache.values = loaded.get("keys"), loaded.get("values")
+    return cache
+
+
+def _take_kv(cache: Any) -> Snapshot:
+    return Snapshot("kv", {"offset": cache.offset}, _rows(cache, cache.offset))
+
+
+def _make_kv(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
+    cache = _set_rows(cls(), loaded)
+    cache.offset = scalars["offset"]
+    return cache
+
+
+def _take_concatenate(cache: Any) -> Snapshot:
+    return Snapshot("concatenate", {"offset": cache.offset}, _rows(cache, cache.offset))
+
+
+def _take_rotating(cache: Any) -> Snapshot:
+    held = 0 if cache.keys is None else min(cache.offset, cache.keys.shape[2])
+    scalars = {
+        "offset": cache.offset,
+        "keep": cache.keep,
+        "max_size": cache.max_size,
+        "idx": cache._idx,
+    }
+    return Snapshot("rotating", scalars, _rows(cache, held))
+
+
+def _make_rotating(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
+    cache = _set_rows(cls(scalars["max_size"], keep=scalars["keep"]), loaded)
+    cache.offset, cache._idx = scalars["offset"], scalars["idx"]
+    return cache
+
+
+def _take_chunked(cache: Any) -> Snapshot:
+    scalars = {
+        "offset": cache.offset,
+        "chunk_size": cache.chunk_size,
+        "start": cache.start_position,
+    }
+    return Snapshot("chunked", scalars, _rows(cache, cache.offset - cache.start_position))
+
+
+def _make_chunked(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
+    cache = _set_rows(cls(scalars["chunk_size"]), loaded)
+    cache.offset, cache.start_position = scalars["offset"], scalars["start"]
+    return cache
+
+
+def _take_quantized(cache: Any) -> Snapshot:
+    scalars = {"offset": cache.offset, "bits": cache.bits, "group_size": cache.group_size}
+    held = cache.keys is not None and cache.offset > 0
+    return Snapshot(
+        "quantized",
+        scalars,
+        {n: _codes(cache, getattr(cache, n)) for n in ("keys", "values")} if held else {},
+    )
+
+
+def _codes(cache: Any, held: tuple[mx.array, mx.array, mx.array]) -> Value:
+    codes, scales, biases = (part[..., : cache.offset, :] for part in held)
+    codec = Affine(bits=cache.bits, group=cache.group_size, scale=NAMES[scales.dtype])
+    shape = (*scales.shape[:-1], scales.shape[-1] * cache.group_size)
+    parts = {"codes": codes, "scales": scales, "biases": biases}
+    return Value(shape, scales.dtype, codec=codec, parts=parts)
+
+
+def _make_quantized(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
+    cache = cls(group_size=scalars["group_size"], bits=scalars["bits"])
+    for name, (codec, parts) in loaded.items():
+        if (codec.bits, codec.group) != (cache.bits, cache.group_size):
+            raise CacheError(
+                f"codes of {codec.bits} bits in groups of {codec.group}, the cache takes "
+                f"{cache.bits} in {cache.group_size}",
+                rule="L4",
+                at=name,
+            )
+        setattr(cache, name, tuple(parts[p] for p in ("codes", "scales", "biases")))
+    cache.offset = scalars["offset"]
+    return cache
+
+
+def _take_arrays(cache: Any) -> Snapshot:
+    held = {str(i): x for i, x in enumerate(cache.cache)}
+    held |= {name: getattr(cache, name, None) for name in ("left_padding", "lengths")}
+    for name, x in held.items():
+        if x is not None and not isinstance(x, mx.array):
+            raise CacheError(
+                f"slot {name} is {type(x).__name__}, expected an array or None", rule="L2"
+            )
+    values = {
+        name: Value(x.shape, x.dtype, x, tokens=False) for name, x in held.items() if x is not None
+    }
+    return Snapshot("arrays", {"size": len(cache.cache)}, values)
+
+
+def _make_arrays(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
+    size = scalars["size"]
+    cache = cls(size)
+    cache.cache = [loaded.get(str(i)) for i in range(size)]
+    cache.left_padding, cache.lengths = loaded.get("left_padding"), loaded.get("lengths")
+    return cache
+
+
+def _take_list(cache: Any) -> Snapshot:
+    return Snapshot("list", children=[take(c) for c in cache.caches])
+
+
+def _make_list(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
+    return cls(*loaded["children"])
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("kv", "KVCache", _take_kv, _make_kv),
+        Kind("concatenate", "ConcatenateKVCache", _take_concatenate, _make_kv),
+        Kind("quantized", "QuantizedKVCache", _take_quantized, _make_quantized, codes=True),
+        Kind("rotating", "RotatingKVCache", _take_rotating, _make_rotating),
+        Kind("chunked", "ChunkedKVCache", _take_chunked, _make_chunked),
+        Kind("arrays", "ArraysCache", _take_arrays, _make_arrays),
+        Kind("list", "CacheList", _take_list, _make_list),
+    )
+}
+
+
+def cache_class(kind: Kind) -> Any:
+    """The mlx-lm class of a kind; mlx-lm is imported only when a cache is touched."""
+    from mlx_lm.models import cache
+
+    return getattr(cache, kind.cls)
+
+
+def take(cache: Any) -> Snapshot:
+    """Take a live cache apart.
+
+    Raises:
+        CacheError: Not exactly one of the known classes (L1), or a content that
+            no file can hold (L2). A subclass is refused by name: it may keep
+            state that its base class knows nothing of.
+    """
+    for kind in KINDS.values():
+        if type(cache) is cache_class(kind):
+            return replace(kind.take(cache), origin=origin.of(cache))
+    known = ", ".join(kind.cls for kind in KINDS.values())
+    name = f"{type(cache).__module__}.{type(cache).__qualname__}"
+    hint = "; extract one sequence of the batch first" if "Batch" in name else ""
+    raise CacheError(f"cannot store a {name}; known caches are {known}{hint}", rule="L1")

@@ -1,0 +1,139 @@
+"""``vkv.load``: a file to live caches."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import mlx.core as mx
+
+from vkv import identity
+from vkv.errors import CacheError, MismatchError
+from vkv.file import CacheFile, open_file
+from vkv.header import Header, Layer
+from vkv.info import of_document
+from vkv.live.decode import decode
+from vkv.live.form import check_layers
+from vkv.live.kinds import KINDS, Loaded, cache_class
+from vkv.live.origin import Origin, attach
+from vkv.live.prompt import Prompt
+from vkv.live.save import Progress
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    force: bool = False,
+    verify: bool = True,
+    progress: Progress | None = None,
+) -> Prompt:
+    """Turn a file back into live mlx-lm caches.
+
+    Args:
+        path: A ``.vkv`` file.
+        model: The model that will go on from the cache; a file made with another
+            one is refused, naming what differs.
+        tokenizer: Its tokenizer, compared likewise. Another chat template only warns.
+        force: Load in spite of differences, with a warning.
+        verify: Check the digest of every tensor that is read.
+        progress: Called with (bytes done, bytes in all).
+
+    Returns:
+        The caches, the token ids, and the description of the file.
+
+    Raises:
+        MismatchError: The file belongs to another model or tokenizer (I1).
+        VkvError: The file is damaged, or needs what this build lacks.
+        OSError: It cannot be opened.
+    """
+    file = open_file(path, verify=verify)
+    try:
+        check_layers(file.header)
+        check_owner(file.header, model, tokenizer, force=force)
+        count = _Progress(file, progress)
+        cache = [
+            _layer(file, layer, f"layers[{i}]", count) for i, layer in enumerate(file.header.layers)
+        ]
+        prompt = Prompt(cache, file.document.tokens(), of_document(file.document))
+    except BaseException:
+        file.close()
+        raise
+    return prompt
+
+
+def check_owner(head: Header, model: Any, tokenizer: Any, *, force: bool = False) -> None:
+    """Compare the file's model and tokenizer with live ones.
+
+    Raises:
+        MismatchError: They differ (I1), unless ``force``, which only warns.
+    """
+    wrong, odd = _model(head, model), []
+    if tokenizer is not None and head.tokenizer is not None:
+        live = identity.of_tokenizer(tokenizer)
+        errors, odd = identity.tokenizer_differences(head.tokenizer, live)
+        wrong += errors
+    if wrong and not force:
+        raise MismatchError(wrong)
+    for text in (*wrong, *odd):
+        warnings.warn(text, UserWarning, stacklevel=3)
+
+
+def _model(head: Header, model: Any) -> list[str]:
+    if model is None:
+        return []
+    live, ropes = identity.of_model(model)
+    if head.model is not None:
+        return identity.differences(head.model, head.ropes, live, ropes)
+    if len(head.layers) != len(live.layers):
+        return [f"{len(head.layers)} layers in the file, {len(live.layers)} in the model"]
+    return []
+
+
+class _Progress:
+    """Counts the stored bytes of finished layers."""
+
+    def __init__(self, file: CacheFile, report: Progress | None):
+        self._file, self._report, self._done = file, report, 0
+        self._total = sum(t.nbytes for t in file.header.tensors.values())
+
+    def layer(self, layer: Layer) -> None:
+        if self._report is None:
+            return
+        stored = self._file.header.tensors
+        names = {n for t in layer.tensors.values() for s in t.segments for n in s.parts.values()}
+        self._done += sum(stored[n].nbytes for n in names)
+        self._report(min(self._done, self._total), self._total)
+
+
+def _layer(file: CacheFile, layer: Layer, at: str, count: _Progress) -> Any:
+    kind = KINDS[layer.kind]
+    loaded: Loaded = {}
+    if kind.codes:
+        loaded = _codes(file, layer, at)
+    else:
+        loaded = {name: decode(file, layer, name, at) for name in layer.tensors}
+        mx.eval(loaded)
+    if layer.children:
+        loaded["children"] = [
+            _layer(file, child, f"{at}.children[{i}]", count)
+            for i, child in enumerate(layer.children)
+        ]
+    cache = kind.make(cache_class(kind), layer.scalars, loaded)
+    if any(s.codec != "raw" for t in layer.tensors.values() for s in t.segments):
+        attach(cache, Origin(file, layer, at))
+    count.layer(layer)
+    return cache
+
+
+def _codes(file: CacheFile, layer: Layer, at: str) -> Loaded:
+    """Codec and parts of each tensor, for a cache that keeps codes."""
+    loaded: Loaded = {}
+    for name, tensor in layer.tensors.items():
+        segment = tensor.segments[0]
+        if len(tensor.segments) != 1 or segment.codec != "affine":
+            raise CacheError("expected one segment of affine codes", rule="L4", at=f"{at}.{name}")
+        loaded[name] = file.parts(segment, tensor.shape)
+    return loaded

@@ -1,0 +1,274 @@
+"""From snapshots of live caches to the layers and tensors of a file.
+
+Decides, for each tensor, which segments are kept from the file it came from,
+which codec takes the rest, and what is stored raw and why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+
+from vkv import container
+from vkv.codecs import Choice
+from vkv.codecs.base import NAMES, Codec, Parts, memory
+from vkv.codecs.raw import Raw
+from vkv.errors import VkvError
+from vkv.header import ITEMSIZE, Layer, Rope, Segment, Tensor
+from vkv.live.decode import positions
+from vkv.live.kinds import Snapshot, Value
+from vkv.live.origin import Kept, Origin
+from vkv.live.rope import rotate, usable
+
+#: A tensor of more carried-over segments is joined where its codec can: each costs
+#: header bytes, and a long conversation is saved many times.
+MAX_SEGMENTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the caller asked for: a codec for keys and one for values."""
+
+    keys: Choice
+    values: Choice
+
+    def of(self, name: str) -> Choice:
+        return self.values if name == "values" else self.keys
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """One tensor to be stored; ``load`` returns its bytes and is called once."""
+
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], container.Buffer]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+@dataclass(slots=True)
+class Plan:
+    """All that is to be written, in file order.
+
+    Args:
+        wish: The codecs asked for.
+        ropes: Rotary embeddings of the model.
+        layer_ropes: For each layer, an index into ``ropes``, or ``None``.
+        reencode: Keep no codes of the files that the caches came from.
+    """
+
+    wish: Wish
+    ropes: list[Rope] = field(default_factory=list)
+    layer_ropes: tuple[int | None, ...] = ()
+    reencode: bool = False
+    layers: list[Layer] = field(default_factory=list)
+    tensors: dict[str, Pending] = field(default_factory=dict)
+    _shared: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+    def rope(self, rope: Rope) -> int:
+        """Index of ``rope``, added if it is new."""
+        if rope not in self.ropes:
+            self.ropes.append(rope)
+        return self.ropes.index(rope)
+
+    def add(self, name: str, role: str, x: mx.array) -> str:
+        """Store ``x`` under ``name``; a table that is stored already is named again."""
+        form = NAMES[x.dtype], x.shape
+        if role != "table":
+            self.tensors[name] = Pending(role, *form, lambda: _bytes(x))
+            return name
+        data = _bytes(x)
+        key = (*form, container.digest(data))
+        if key not in self._shared:
+            self.tensors[name] = Pending(role, *form, lambda: data)
+            self._shared[key] = name
+        return self._shared[key]
+
+
+def _bytes(x: mx.array) -> container.Buffer:
+    x = mx.contiguous(x)
+    mx.eval(x)
+    return memory(x)
+
+
+def add_layer(plan: Plan, snapshot: Snapshot, path: str, top: int) -> Layer:
+    """Plan one cache and its children.
+
+    Args:
+        plan: Receives the tensors.
+        snapshot: The cache, taken apart.
+        path: Prefix of its tensors' names, ``layers.3``.
+        top: Index of the layer of the model, for its rope.
+    """
+    layer = Layer(kind=snapshot.kind, scalars=snapshot.scalars)
+    latent = _is_latent(snapshot)
+    origin = None if plan.reencode else snapshot.origin
+    rope = plan.layer_ropes[top] if top < len(plan.layer_ropes) else None
+    tensors = {
+        name: _Tensor(plan, layer, name, value, f"{path}.{name}", rope, latent).build(origin)
+        for name, value in sorted(snapshot.values.items())
+    }
+    children = tuple(
+        add_layer(plan, child, f"{path}.{i}", top) for i, child in enumerate(snapshot.children)
+    )
+    return Layer(kind=snapshot.kind, scalars=snapshot.scalars, tensors=tensors, children=children)
+
+
+class _Tensor:
+    """Builds the segments of one tensor."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        layer: Layer,
+        name: str,
+        value: Value,
+        path: str,
+        rope: int | None,
+        latent: bool,
+    ):
+        self.plan, self.layer, self.name, self.value = plan, layer, name, value
+        self.path, self.rope, self.latent = path, rope, latent
+        self.segments: list[Segment] = []
+        self.note: str | None = None
+
+    def build(self, origin: Origin | None) -> Tensor:
+        value, choice = self.value, self.plan.wish.of(self.name)
+        if value.codec is not None:
+            self._held(value.codec, choice)
+        elif not value.tokens:
+            if choice.codec is not Raw:
+                self.note = f"asked for {choice.text}, stored raw: recurrent state"
+            self._add(self._raw(), _whole(value), None)
+        else:
+            x = _whole(value)
+            kept = origin.kept(self.name, x) if origin else []
+            for piece in _joined(kept):
+                self._keep(piece)
+            self._encode(x, sum(k.tokens for k in kept), choice)
+        return Tensor(
+            dtype=NAMES[value.dtype],
+            shape=value.shape,
+            segments=tuple(self.segments),
+            note=self.note,
+        )
+
+    def _raw(self) -> Raw:
+        return Raw(dtype=NAMES[self.value.dtype])
+
+    def _held(self, codec: Codec, choice: Choice) -> None:
+        """Codes that the cache itself holds are stored as they are."""
+        if choice.codec is not Raw and choice.configure(self.name, "F16").id != codec.id:
+            self.note = f"asked for {choice.text}, stored as the codes the cache holds"
+        names = {p: self._store(p, codec.roles[p], x) for p, x in self.value.parts.items()}
+        self._append(codec, self.value.shape[-2], names, None)
+
+    def _keep(self, kept: Kept) -> None:
+        names = {p: self._store(p, kept.roles[p], x) for p, x in kept.parts.items()}
+        rope = None if kept.rope is None else self.plan.rope(kept.rope)
+        self._append(kept.codec, kept.tokens, names, rope)
+
+    def _encode(self, x: mx.array, start: int, choice: Choice) -> None:
+        """Segments for the tokens from ``start`` on: sinks, codes, residual."""
+        rest = x.shape[-2] - start
+        codec = choice.configure(self.name, NAMES[self.value.dtype])
+        reason = self._refused(codec, x)
+        if codec.id != "raw" and reason:
+            self.note = f"asked for {choice.text}, stored raw: {reason}"
+            codec = self._raw()
+        lead, body = codec.span(rest, start)
+        if body == 0 and start == 0 and rest:
+            self.note = f"asked for {choice.text}, stored raw: only {rest} tokens"
+        stops = (start + lead, start + lead + body, start + rest)
+        self._add(self._raw(), x[..., start : stops[0], :], "sink")
+        self._body(codec, x, stops[0], stops[1])
+        self._add(self._raw(), x[..., stops[1] : stops[2], :], "residual")
+
+    def _refused(self, codec: Codec, x: mx.array) -> str | None:
+        if self.latent:
+            return "MLA latents: an error in one reaches every head"
+        return codec.refuses(x.shape, x.dtype) if x.size else "no elements"
+
+    def _body(self, codec: Codec, x: mx.array, start: int, stop: int) -> None:
+        x, rope = x[..., start:stop, :], None
+        if getattr(codec, "pre_rope", False):
+            where = positions(self.layer, self.value.shape[-2])[start:stop]
+            known = self.plan.ropes[self.rope] if self.rope is not None else None
+            if known is not None and usable(known, x, where):
+                x, rope = rotate(x, known, where, inverse=True), self.rope
+            else:
+                codec = dataclasses.replace(codec, pre_rope=False)  # type: ignore[type-var]
+        self._add(codec, x, None, rope)
+
+    def _add(self, codec: Codec, x: mx.array, role: str | None, rope: int | None = None) -> None:
+        """Encode ``x`` with ``codec`` as one segment; nothing for no tokens."""
+        if self.value.tokens and x.shape[-2] == 0:
+            return
+        try:
+            parts = codec.encode(x)
+        except VkvError as exc:
+            raise exc.within(self.path) from None
+        names = {p: self._store(p, role or codec.roles[p], parts[p]) for p in codec.roles}
+        self._append(codec, x.shape[-2] if self.value.tokens else None, names, rope)
+
+    def _store(self, part: str, role: str, x: mx.array) -> str:
+        return self.plan.add(f"{self.path}.{len(self.segments)}.{part}", role, x)
+
+    def _append(
+        self, codec: Codec, tokens: int | None, parts: dict[str, str], rope: int | None
+    ) -> None:
+        self.segments.append(
+            Segment(
+                codec=codec.id,
+                version=codec.version,
+                params=dataclasses.asdict(codec),  # type: ignore[call-overload]
+                tokens=tokens,
+                parts=parts,
+                rope=rope,
+            )
+        )
+
+
+def _whole(value: Value) -> mx.array:
+    if value.x is None:
+        raise TypeError("a value without codec needs an array")
+    return value.x
+
+
+def _is_latent(snapshot: Snapshot) -> bool:
+    """MLA: one shared "head" whose keys and values are latents of different widths."""
+    keys, values = snapshot.values.get("keys"), snapshot.values.get("values")
+    if keys is None or values is None or len(keys.shape) != 4:
+        return False
+    return keys.shape[1] == 1 and keys.shape[3] != values.shape[3]
+
+
+def _joined(kept: list[Kept]) -> list[Kept]:
+    """``kept``, with runs of one codec joined when there are too many."""
+    if len(kept) <= MAX_SEGMENTS:
+        return kept
+    out: list[Kept] = []
+    for _, run in groupby(kept, key=_run_key):
+        out += _join(list(run))
+    return out
+
+
+def _run_key(kept: Kept) -> tuple[Any, ...]:
+    return kept.codec, kept.rope, tuple(sorted(kept.roles.items()))
+
+
+def _join(run: list[Kept]) -> list[Kept]:
+    parts = run[0].codec.join([k.parts for k in run]) if len(run) > 1 else None
+    if parts is None:
+        return run
+    return [dataclasses.replace(run[0], parts=parts, tokens=sum(k.tokens for k in run))]

@@ -1,0 +1,183 @@
+"""``vkv.save``: live caches to a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import vkv._version
+from vkv import codecs, container, header, identity
+from vkv.atomic import replacing
+from vkv.document import open_document
+from vkv.errors import VkvError
+from vkv.header import Header, Stored
+from vkv.info import Info, of_document
+from vkv.live import kinds
+from vkv.live.form import check_layers
+from vkv.live.kinds import Snapshot
+from vkv.live.plan import Pending, Plan, Wish, add_layer
+
+#: A codec string, or one for keys and one for values.
+CodecSpec = str | Mapping[str, str]
+#: Called with (bytes done, bytes in all).
+Progress = Callable[[int, int], None]
+
+TOKENS = "vkv.tokens"
+
+
+def save(
+    path: str | os.PathLike[str],
+    cache: Sequence[Any],
+    *,
+    tokens: Any = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    codec: CodecSpec = "raw",
+    metadata: Mapping[str, str] | None = None,
+    created: str | None = None,
+    reencode: bool = False,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> Info:
+    """Write a prompt cache to a file, whole or not at all.
+
+    Tokens that came from a lossy file keep the codes they had there, whatever
+    ``codec`` says; only new ones are encoded. Two saves of the same cache with
+    the same options give the same bytes.
+
+    Args:
+        path: Where to write; an existing file is replaced in one step.
+        cache: One mlx-lm cache per layer, as ``make_prompt_cache`` gives.
+        tokens: The ids the cache holds, in order (list, NumPy or MLX, ``(T,)`` or
+            ``(1, T)``). Without them the file cannot be matched to a prompt.
+        model: The model that filled the cache. Without it ``load`` cannot refuse
+            another model, and keys cannot be rotated back before encoding.
+        tokenizer: The tokenizer that made ``tokens``.
+        codec: ``"raw"``, ``"affine:bits=4"`` …, or ``{"keys": …, "values": …}``.
+        metadata: Text to text, stored as it is.
+        created: A time stamp of the caller's; none by default, so that equal
+            caches give equal bytes.
+        reencode: Encode every token anew, also those that came from a lossy file.
+        durable: Flush to the disk before returning.
+        progress: Called with (bytes done, bytes in all).
+
+    Returns:
+        What was written, as ``vkv.inspect`` tells it.
+
+    Raises:
+        CacheError: A cache is of an unknown class (L1), holds what no file can
+            (L2), or holds another number of tokens than given (L6).
+        CodecError, UnknownCodecError: ``codec`` is refused.
+        OSError: The file cannot be written; what stood there is untouched.
+    """
+    snapshots = [_take(c, i) for i, c in enumerate(cache)]
+    found, ropes = identity.of_model(model) if model is not None else (None, ())
+    plan = Plan(wish(codec), list(ropes), found.ropes if found else (), reencode)
+    head = Header(
+        version=header.VERSION,
+        producer=f"vkv {vkv._version.VERSION}",
+        created=created,
+        model=found,
+        tokenizer=identity.of_tokenizer(tokenizer) if tokenizer is not None else None,
+        layers=(),
+        tensors={},
+        metadata=header.metadata(metadata),
+    )
+    return write(path, head, plan, snapshots, tokens, durable=durable, progress=progress)
+
+
+def wish(codec: CodecSpec) -> Wish:
+    """Parse what the caller asked for.
+
+    Raises:
+        CodecError, UnknownCodecError: A codec string is refused.
+    """
+    if isinstance(codec, str):
+        choice = codecs.parse(codec)
+        return Wish(choice, choice)
+    if unknown := sorted(codec.keys() - {"keys", "values"}):
+        raise VkvError(f"{unknown[0]!r} is not one of 'keys', 'values'", rule="K2", at="codec")
+    return Wish(codecs.parse(codec.get("keys", "raw")), codecs.parse(codec.get("values", "raw")))
+
+
+def write(
+    path: str | os.PathLike[str],
+    head: Header,
+    plan: Plan,
+    snapshots: Sequence[Snapshot],
+    tokens: Any,
+    *,
+    durable: bool = True,
+    progress: Progress | None = None,
+) -> Info:
+    """Write snapshots under a header that has all but layers, tensors, tokens and ropes."""
+    head = _with_tokens(head, plan, tokens)
+    for i, snapshot in enumerate(snapshots):
+        plan.layers.append(add_layer(plan, snapshot, f"layers.{i}", i))
+    head = header.replace(
+        head, layers=tuple(plan.layers), ropes=tuple(plan.ropes), needs=_needs(plan)
+    )
+    check_layers(head)
+    loads = _counted(plan, progress)
+    with replacing(path, durable=durable) as fd:
+        container.write(fd, loads, lambda digests: header.dump(_stored(head, plan, digests)))
+    with open_document(path) as document:
+        return of_document(document)
+
+
+def _take(cache: Any, index: int) -> Snapshot:
+    try:
+        return kinds.take(cache)
+    except VkvError as exc:
+        raise exc.within(f"layers[{index}]") from None
+
+
+def _with_tokens(head: Header, plan: Plan, tokens: Any) -> Header:
+    if tokens is None:
+        return head
+    data = identity.token_bytes(tokens)
+    count = len(data) // 4
+    plan.tensors[TOKENS] = Pending("tokens", "U32", (count,), lambda: data)
+    return header.replace(
+        head, tokens=header.Tokens(count=count, digest=container.digest(data), tensor=TOKENS)
+    )
+
+
+def _needs(plan: Plan) -> tuple[str, ...]:
+    rotated = any(
+        segment.rope is not None
+        for _, layer in header.walk(tuple(plan.layers))
+        for tensor in layer.tensors.values()
+        for segment in tensor.segments
+    )
+    return ("rope",) if rotated else ()
+
+
+def _stored(head: Header, plan: Plan, digests: list[bytes]) -> Header:
+    tensors = {
+        name: Stored(role=p.role, dtype=p.dtype, shape=p.shape, digest=digest)
+        for (name, p), digest in zip(plan.tensors.items(), digests, strict=True)
+    }
+    return header.replace(head, tensors=tensors)
+
+
+def _counted(
+    plan: Plan, progress: Progress | None
+) -> list[tuple[container.Form, Callable[[], container.Buffer]]]:
+    """The tensors in file order; each load tells ``progress`` how far the file is."""
+    total = sum(p.nbytes for p in plan.tensors.values())
+    done = 0
+
+    def load(pending: Pending) -> container.Buffer:
+        nonlocal done
+        data = pending.load()
+        done += pending.nbytes
+        if progress is not None:
+            progress(done, total)
+        return data
+
+    return [
+        ((name, p.dtype, p.shape), lambda p=p: load(p))  # type: ignore[misc]
+        for name, p in plan.tensors.items()
+    ]

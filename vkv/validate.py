@@ -1,0 +1,171 @@
+"""``vkv.validate``: every finding about a file, not only the first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vkv import codecs
+from vkv.codecs.base import check_forms
+from vkv.document import Document, open_document
+from vkv.errors import VkvError
+from vkv.header import Tensor, segment_shape, segments, walk
+from vkv.live.form import check_layer, check_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: ``error`` makes the file unusable, ``warning`` does not."""
+
+    severity: str
+    rule: str | None
+    at: str | None
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.at}: " if self.at else ""
+        return f"{self.severity}: {where}{self.message}{f' [{self.rule}]' if self.rule else ''}"
+
+
+@dataclass(slots=True)
+class Report:
+    """All findings about one file; ``ok`` if none is an error."""
+
+    path: str
+    deep: bool
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return all(f.severity != "error" for f in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "schema_version": 1,
+            "path": self.path,
+            "deep": self.deep,
+            "ok": self.ok,
+            "findings": [
+                {"severity": f.severity, "rule": f.rule, "at": f.at, "message": f.message}
+                for f in self.findings
+            ],
+        }
+
+
+def validate(
+    path: str | os.PathLike[str], *, deep: bool = False, model: Any = None, tokenizer: Any = None
+) -> Report:
+    """Check a file: framing, header, layers, codecs, and the digest of every tensor.
+
+    Args:
+        path: A ``.vkv`` file.
+        deep: Also decode every tensor and look for values that are not finite.
+        model: Compare the file with this model.
+        tokenizer: ... and with this tokenizer.
+
+    Returns:
+        Every finding. Damage to framing or header hides what lies behind it.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    report = Report(os.fspath(path), deep)
+    try:
+        document = open_document(path)
+    except VkvError as exc:
+        report.findings.append(_finding(exc))
+        return report
+    with document:
+        for exc in _errors(document, deep, model, tokenizer):
+            report.findings.append(_finding(exc))
+        report.findings += _warnings(document)
+    return report
+
+
+def _finding(exc: VkvError, severity: str = "error") -> Finding:
+    return Finding(severity, exc.rule, exc.at, exc.message)
+
+
+def _errors(document: Document, deep: bool, model: Any, tokenizer: Any) -> Iterator[VkvError]:
+    yield from _layer_errors(document)
+    yield from _codec_errors(document)
+    bad = set()
+    for name in document.header.tensors:
+        try:
+            document.read(name)
+        except VkvError as exc:
+            bad.add(name)
+            yield exc
+    if deep and not bad:
+        yield from _value_errors(document)
+    if model is not None or tokenizer is not None:
+        yield from _owner_errors(document, model, tokenizer)
+
+
+def _layer_errors(document: Document) -> Iterator[VkvError]:
+    broken = False
+    for path, layer in walk(document.header.layers):
+        try:
+            check_layer(layer, path)
+        except VkvError as exc:
+            broken = True
+            yield exc
+    if not broken:
+        try:
+            check_layers(document.header)
+        except VkvError as exc:
+            yield exc
+
+
+def _codec_errors(document: Document) -> Iterator[VkvError]:
+    stored = document.header.tensors
+    for path, _, tensor, segment in segments(document.header):
+        try:
+            codec = codecs.resolve(segment.codec, segment.version, segment.params)
+            forms = {p: (stored[n].dtype, stored[n].shape) for p, n in segment.parts.items()}
+            check_forms(codec.layout(segment_shape(tensor, segment)), forms)
+        except VkvError as exc:
+            yield exc.within(path)
+
+
+def _value_errors(document: Document) -> Iterator[VkvError]:
+    """Decode each segment once; values must be finite, as no model makes others."""
+    import mlx.core as mx
+
+    from vkv.file import CacheFile
+
+    file = CacheFile(document)
+    for path, _, tensor, segment in segments(document.header):
+        try:
+            x = file.decode_segment(tensor, tensor.segments.index(segment), path)
+        except VkvError as exc:
+            yield exc
+            continue
+        if mx.issubdtype(x.dtype, mx.floating) and not mx.isfinite(x).all().item():
+            yield VkvError("holds values that are not finite", rule="D2", at=path)
+
+
+def _owner_errors(document: Document, model: Any, tokenizer: Any) -> Iterator[VkvError]:
+    from vkv.live.load import check_owner
+
+    try:
+        check_owner(document.header, model, tokenizer)
+    except VkvError as exc:
+        yield exc
+
+
+def _warnings(document: Document) -> list[Finding]:
+    head = document.header
+    missing = [n for n in ("model", "tokenizer", "tokens") if getattr(head, n) is None]
+    found = [
+        Finding("warning", None, n, "the file does not say, so nobody can check") for n in missing
+    ]
+    notes = [(f"{p}.{n}", t) for p, layer in walk(head.layers) for n, t in layer.tensors.items()]
+    return found + [_note(at, tensor) for at, tensor in notes if tensor.note]
+
+
+def _note(at: str, tensor: Tensor) -> Finding:
+    return Finding("warning", None, at, tensor.note or "")
