@@ -16,6 +16,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
@@ -273,33 +274,51 @@ def write_all(fd: int, data: Buffer, offset: int) -> None:
         done += os.pwrite(fd, view[done : done + CHUNK], offset + done)
 
 
+#: Tensors in flight between the thread that makes them and those that hash and write.
+IN_FLIGHT = 4
+
+
 def write(
-    fd: int,
-    tensors: list[tuple[Form, Callable[[], Buffer]]],
-    header: Callable[[list[bytes]], bytes],
+    fd: int, tensors: list[tuple[Form, Callable[[], Buffer]]], header: Callable[[list[bytes]], bytes]
 ) -> None:
     """Write a whole container to an empty file.
+
+    Hashing and writing run in threads beside ``load``; at most ``IN_FLIGHT`` tensors
+    are held at a time.
 
     Args:
         fd: Descriptor open for writing.
         tensors: Name, dtype and shape of each tensor after the header, and a call
-            that returns its bytes; called once, in order, and let go after writing.
+            that returns its bytes; called once, in order, in the calling thread.
         header: Given the digests of the tensors, the bytes of ``vkv.header``. Called
             first with zeros, to learn the length, which must not depend on them.
+
+    Raises:
+        ContainerError: A tensor has another size than its form (C5), or the table
+            is too large (C2).
+        OSError: The file cannot be written.
     """
     blank = header([bytes(32)] * len(tensors))
     head = frame([(HEADER, "U8", (len(blank),)), *(form for form, _ in tensors)])
     at = len(head) + len(blank)
-    digests = []
-    for (name, dtype, shape), load in tensors:
-        data = memoryview(load()).cast("B")
-        expected = prod(shape) * ITEMSIZE[dtype]
-        if len(data) != expected:
-            raise ContainerError(f"{len(data)} bytes, expected {expected}", rule="C5", at=name)
-        digests.append(digest(data))
-        write_all(fd, data, at)
-        at += len(data)
-    full = header(digests)
+    digests: list[Future[bytes]] = []
+    with ThreadPoolExecutor(min(IN_FLIGHT, os.cpu_count() or 1), "vkv-write") as pool:
+        for i, ((name, dtype, shape), load) in enumerate(tensors):
+            if i >= IN_FLIGHT:
+                digests[i - IN_FLIGHT].result()
+            data = memoryview(load()).cast("B")
+            expected = prod(shape) * ITEMSIZE[dtype]
+            if len(data) != expected:
+                raise ContainerError(f"{len(data)} bytes, expected {expected}", rule="C5", at=name)
+            digests.append(pool.submit(_put, fd, data, at))
+            at += len(data)
+            del data
+    full = header([future.result() for future in digests])
     if len(full) != len(blank):
         raise ContainerError("header changed its length with the digests", rule="C7", at=HEADER)
     write_all(fd, head + full, 0)
+
+
+def _put(fd: int, data: Buffer, offset: int) -> bytes:
+    write_all(fd, data, offset)
+    return digest(data)

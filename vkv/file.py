@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
 from typing import Self
 
 import mlx.core as mx
@@ -12,6 +15,12 @@ from vkv.codecs.base import DTYPES, Codec, Parts, check_forms, memory
 from vkv.document import Document, open_document
 from vkv.errors import CodecError, HeaderError, VkvError
 from vkv.header import Segment, Tensor
+
+
+@cache
+def _readers() -> ThreadPoolExecutor:
+    """Threads that read and hash; both let go of the interpreter."""
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "vkv-read")
 
 
 class CacheFile:
@@ -24,10 +33,19 @@ class CacheFile:
 
     def __init__(self, document: Document, *, verify: bool = True):
         self.document, self._verify = document, verify
+        self._reading: dict[str, Future[mx.array]] = {}
 
     @property
     def header(self) -> header.Header:
         return self.document.header
+
+    def prefetch(self, names: Iterable[str]) -> None:
+        """Start reading stored tensors in the background; ``array`` then waits for them."""
+        new = [n for n in dict.fromkeys(names) if n not in self._reading]
+        arrays = {name: self._allocate(name) for name in new}
+        mx.async_eval(list(arrays.values()))
+        for name, out in arrays.items():
+            self._reading[name] = _readers().submit(self._fill, name, out)
 
     def array(self, name: str) -> mx.array:
         """One stored tensor as an array of its dtype and shape.
@@ -36,17 +54,23 @@ class CacheFile:
             DigestError: The bytes changed (D1).
             HeaderError: MLX has no such dtype (H2).
         """
+        self.prefetch([name])
+        return self._reading.pop(name).result()
+
+    def _allocate(self, name: str) -> mx.array:
         entry = self.document.entries[name]
         if entry.dtype not in DTYPES:
             raise HeaderError(f"MLX has no dtype {entry.dtype}", rule="H2", at=name)
-        out = mx.zeros(entry.shape, DTYPES[entry.dtype])
-        if entry.nbytes == 0:
-            return out
-        # Read into the array's own memory: nothing is held twice.
-        view = memory(out)
-        self.document.source.readinto(entry.start, view)
-        if self._verify:
-            self.document.verify(name, view)
+        return mx.zeros(entry.shape, DTYPES[entry.dtype])
+
+    def _fill(self, name: str, out: mx.array) -> mx.array:
+        """Read into the array's own memory, so that nothing is held twice."""
+        entry = self.document.entries[name]
+        if entry.nbytes:
+            view = memory(out)
+            self.document.source.readinto(entry.start, view)
+            if self._verify:
+                self.document.verify(name, view)
         return out
 
     def parts(self, segment: Segment, shape: tuple[int, ...]) -> tuple[Codec, Parts]:
@@ -60,6 +84,7 @@ class CacheFile:
         stored = self.header.tensors
         forms = {p: (stored[n].dtype, stored[n].shape) for p, n in segment.parts.items()}
         check_forms(codec.layout(shape), forms)
+        self.prefetch(segment.parts.values())
         parts = {part: self.array(name) for part, name in segment.parts.items()}
         codec.validate(parts, shape)
         return codec, parts
@@ -87,6 +112,8 @@ class CacheFile:
         return out
 
     def close(self) -> None:
+        wait(self._reading.values())
+        self._reading.clear()
         self.document.close()
 
     def __enter__(self) -> Self:

@@ -54,9 +54,11 @@ def load(
         check_layers(file.header)
         check_owner(file.header, model, tokenizer, force=force)
         count = _Progress(file, progress)
-        cache = [
-            _layer(file, layer, f"layers[{i}]", count) for i, layer in enumerate(file.header.layers)
-        ]
+        layers = file.header.layers
+        cache = []
+        for i, layer in enumerate(layers):
+            file.prefetch(n for ahead in layers[i : i + 2] for n in _stored(ahead))
+            cache.append(_layer(file, layer, f"layers[{i}]", count))
         prompt = Prompt(cache, file.document.tokens(), of_document(file.document))
     except BaseException:
         file.close()
@@ -103,9 +105,13 @@ class _Progress:
         if self._report is None:
             return
         stored = self._file.header.tensors
-        names = {n for t in layer.tensors.values() for s in t.segments for n in s.parts.values()}
-        self._done += sum(stored[n].nbytes for n in names)
+        self._done += sum(stored[name].nbytes for name in _stored(layer))
         self._report(min(self._done, self._total), self._total)
+
+
+def _stored(layer: Layer) -> set[str]:
+    """Names of the stored tensors of a layer, its children left out."""
+    return {n for t in layer.tensors.values() for s in t.segments for n in s.parts.values()}
 
 
 def _layer(file: CacheFile, layer: Layer, at: str, count: _Progress) -> Any:

@@ -1,0 +1,108 @@
+"""Fitting a loaded cache to a new prompt: trimmed to what both share, or refused."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    RotatingKVCache,
+)
+
+import vkv
+from vkv.errors import CacheError
+
+
+def filled(cache, tokens: int):
+    """A cache whose key and value of each token is the token's position."""
+    rows = mx.broadcast_to(mx.arange(tokens, dtype=mx.float32)[:, None], (1, 1, tokens, 4))
+    cache.update_and_fetch(rows, rows)
+    return cache
+
+
+def recurrent():
+    cache = ArraysCache(1)
+    cache[0] = mx.ones((1, 2))
+    return cache
+
+
+def loaded(tmp_path, *caches, tokens=10):
+    vkv.save(tmp_path / "a.vkv", list(caches), tokens=range(tokens))
+    return vkv.load(tmp_path / "a.vkv")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rest", "kept"),
+    [
+        ([*range(10), 77, 78], [77, 78], 10),
+        (list(range(10)), [9], 9),
+        (list(range(4)), [3], 3),
+        ([0, 1, 2, 50, 51], [50, 51], 3),
+        ([50, 51], [50, 51], 0),
+    ],
+    ids=["continued", "equal", "shorter", "diverging", "other"],
+)
+@pytest.mark.parametrize("cls", [KVCache, ConcatenateKVCache])
+def test_resume(tmp_path, cls, tokens, rest, kept):
+    prompt = loaded(tmp_path, filled(cls(), 10), filled(cls(), 10))
+    assert prompt.resume(tokens) == rest
+    assert prompt.tokens == tokens[:kept]
+    for cache in prompt.cache:
+        assert cache.offset == kept
+        row = mx.full((1, 1, 1, 4), 99.0)
+        keys, _ = cache.update_and_fetch(row, row)
+        assert keys[0, 0, :, 0].tolist() == [*map(float, range(kept)), 99.0]
+
+
+def test_an_empty_prompt_is_refused(tmp_path):
+    with pytest.raises(CacheError, match="empty prompt"):
+        loaded(tmp_path, filled(KVCache(), 10)).resume([])
+
+
+def test_a_file_without_tokens_is_refused(tmp_path):
+    vkv.save(tmp_path / "a.vkv", [filled(KVCache(), 3)])
+    with pytest.raises(CacheError, match="holds no token ids"):
+        vkv.load(tmp_path / "a.vkv").resume([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (recurrent, "layers[1]: cannot drop the last 7 tokens: a ArraysCache holds only"),
+        (
+            lambda: filled(RotatingKVCache(max_size=4), 10),
+            "layers[1]: cannot drop the last 7 tokens: a RotatingKVCache holds only",
+        ),
+        (
+            lambda: CacheList(filled(KVCache(), 10), recurrent()),
+            "layers[1]: cannot drop the last 7 tokens: a ArraysCache holds only",
+        ),
+    ],
+    ids=["recurrent", "wrapped", "in a list"],
+)
+def test_all_layers_are_trimmed_or_none(tmp_path, other, why):
+    prompt = loaded(tmp_path, filled(KVCache(), 10), other())
+    with pytest.raises(CacheError) as exc:
+        prompt.resume([0, 1, 2, 50])
+    assert str(exc.value).startswith(why)
+    assert prompt.cache[0].offset == 10
+    assert prompt.tokens == list(range(10))
+
+
+def test_a_recurrent_cache_is_used_when_the_prompt_goes_on_exactly(tmp_path):
+    prompt = loaded(tmp_path, filled(KVCache(), 10), recurrent())
+    assert prompt.resume([*range(10), 5]) == [5]
+
+
+def test_a_chunk_is_not_trimmed_past_its_front(tmp_path):
+    cache = filled(ChunkedKVCache(chunk_size=4), 8)
+    cache.maybe_trim_front()
+    cache = filled(cache, 2)
+    prompt = loaded(tmp_path, cache, tokens=cache.offset)
+    held = cache.offset - cache.start_position
+    with pytest.raises(CacheError, match=f"a ChunkedKVCache holds {held}"):
+        prompt.resume([90, 91])
