@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 
 from vkv.container import HEADER
 from vkv.document import Document
-from vkv.header import ROLES, segments
+from vkv.header import ROLES, segment_shape, segments
 
 #: Rows that are no role of a stored tensor: framing and header.
 ROWS = (*ROLES, "header")
@@ -75,21 +76,26 @@ def account(document: Document) -> Accounting:
     entry = document.entries[HEADER]
     roles["header"] = entry.stop
     users: dict[str, set[str]] = {}
-    elements: dict[str, int] = {}
+    elements: Counter[str] = Counter()
     for _, name, tensor, segment in segments(document.header):
-        shape = tensor.shape
-        count = (
-            prod(shape) if segment.tokens is None else prod(shape[:-2]) * shape[-1] * segment.tokens
-        )
-        elements[name] = elements.get(name, 0) + count
+        elements[name] += prod(segment_shape(tensor, segment))
         for part in segment.parts.values():
             users.setdefault(part, set()).add(name)
-    groups = {}
-    for name, count in elements.items():
-        own = [stored[part] for part, names in users.items() if names == {name}]
-        by_role = {role: sum(t.nbytes for t in own if t.role == role) for role in ROLES}
-        groups[name] = Group(
-            count, sum(by_role.values()), {role: n for role, n in by_role.items() if n}
-        )
-    shared = sum(stored[part].nbytes for part, names in users.items() if len(names) > 1)
-    return Accounting(document.size, roles, groups, shared, sum(elements.values()))
+    own: dict[str, Counter[str]] = {name: Counter() for name in elements}
+    shared = 0
+    for part, (first, *others) in users.items():
+        info = stored[part]
+        if others:
+            shared += info.nbytes
+        elif info.nbytes:
+            own[first][info.role] += info.nbytes
+    groups = {
+        name: Group(count, own[name].total(), _sorted(own[name]))
+        for name, count in elements.items()
+    }
+    return Accounting(document.size, roles, groups, shared, elements.total())
+
+
+def _sorted(roles: Counter[str]) -> dict[str, int]:
+    """In the order of ``ROLES``."""
+    return {role: roles[role] for role in ROLES if role in roles}

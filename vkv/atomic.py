@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
@@ -10,7 +11,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-_TEMP = re.compile(r"^\.(?P<name>.+)\.(?P<pid>\d+)-[0-9a-f]{8}\.vkv-tmp$")
+#: ``.name.pid-random.vkv-tmp``; the pid is for people who find one.
+_TEMP = re.compile(r"^\.(?P<name>.+)\.\d+-[0-9a-f]{8}\.vkv-tmp$", re.DOTALL)
 
 
 @contextlib.contextmanager
@@ -32,23 +34,34 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
     """
     target = Path(os.path.realpath(path))
     _sweep(target)
-    temp = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.vkv-tmp")
-    fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+    temp, fd = _create(target)
     try:
         try:
+            yield fd
             if target.exists():
                 os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
-            yield fd
             if durable:
                 os.fsync(fd)
+            os.replace(temp, target)
         finally:
             os.close(fd)
-        os.replace(temp, target)
     except BaseException:
         temp.unlink(missing_ok=True)
         raise
     if durable:
         _sync_directory(target.parent)
+
+
+def _create(target: Path) -> tuple[Path, int]:
+    """A new temporary file beside ``target``, locked for as long as it is open."""
+    while True:
+        temp = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.vkv-tmp")
+        fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return temp, fd
+        os.close(fd)  # swept between its creation and its lock
 
 
 def _sync_directory(path: Path) -> None:
@@ -63,19 +76,27 @@ def _sweep(target: Path) -> None:
     """Remove what killed writers of ``target`` left; a living writer's file stays."""
     for entry in target.parent.glob(f".{_escape(target.name)}.*.vkv-tmp"):
         found = _TEMP.match(entry.name)
-        if found and found["name"] == target.name and not _alive(int(found["pid"])):
-            entry.unlink(missing_ok=True)
+        if found and found["name"] == target.name:
+            with contextlib.suppress(OSError):
+                _remove_if_dead(entry)
 
 
 def _escape(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
-def _alive(pid: int) -> bool:
+def _remove_if_dead(temp: Path) -> None:
+    """Unlink ``temp`` unless its writer holds its lock.
+
+    A lock, unlike a process id, is not given to another process later and means the
+    same in every container that shares the directory.
+
+    Raises:
+        OSError: It is locked, gone, or not ours.
+    """
+    fd = os.open(temp, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        temp.unlink()
+    finally:
+        os.close(fd)

@@ -12,9 +12,10 @@ files; this exists for what it does not do: ranged reads, fixed layout, limits.
 
 from __future__ import annotations
 
-import io
 import json
 import os
+import stat
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -75,12 +76,12 @@ class FileSource:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  # closed by close()
-        try:
-            self.size = self._file.seek(0, io.SEEK_END)
-        except OSError:
+        self._file = open(path, "rb", buffering=0, opener=_open)  # noqa: SIM115  # see close()
+        found = os.fstat(self._file.fileno())
+        if not stat.S_ISREG(found.st_mode):
             self._file.close()
-            raise ContainerError("not a regular file", rule="C1", at=self.path) from None
+            raise ContainerError("not a regular file", rule="C1", at=self.path)
+        self.size = found.st_size
 
     def fileno(self) -> int:
         return self._file.fileno()
@@ -108,6 +109,10 @@ class FileSource:
     def __del__(self) -> None:
         if file := getattr(self, "_file", None):
             file.close()
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would wait for one
 
 
 class BytesSource:
@@ -162,6 +167,8 @@ def _parse_json(raw: bytes) -> dict[str, Any]:
     try:
         text = raw.decode()
         table = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        if "\\" in text:  # an escape can stand for half a character, which no UTF-8 has
+            json.dumps(table, ensure_ascii=False).encode()
     except UnicodeDecodeError:
         raise ContainerError("JSON header is not UTF-8", rule="C3") from None
     except (ValueError, RecursionError) as exc:
@@ -184,8 +191,7 @@ def _parse_json(raw: bytes) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(n for n in names if names.count(n) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ContainerError(f"{twice!r} stands twice", rule="C3")
     return table
 
@@ -279,7 +285,9 @@ IN_FLIGHT = 4
 
 
 def write(
-    fd: int, tensors: list[tuple[Form, Callable[[], Buffer]]], header: Callable[[list[bytes]], bytes]
+    fd: int,
+    tensors: list[tuple[Form, Callable[[], Buffer]]],
+    header: Callable[[list[bytes]], bytes],
 ) -> None:
     """Write a whole container to an empty file.
 

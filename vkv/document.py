@@ -18,7 +18,7 @@ from vkv.header import Header
 #: Elements a stored byte may stand for: 0.125 bits an element is below any useful
 #: rate, and a hostile shape cannot make a small file ask for much memory (H10).
 MAX_EXPANSION = 64
-#: ... and what every segment may hold whatever it stores.
+#: ... and how many more a file may hold, so that short prompts meet no limit.
 FREE_ELEMENTS = 1 << 16
 
 
@@ -126,11 +126,14 @@ def _check_forms(head: Header, entries: dict[str, Entry]) -> None:
 
 
 def _check_expansion(head: Header) -> None:
-    """No segment claims far more elements than its bytes can stand for (H10)."""
+    """No segment claims far more elements than its own bytes can stand for (H10)."""
+    free = FREE_ELEMENTS
     for path, _, tensor, segment in header.segments(head):
-        held = sum(head.tensors[name].nbytes for name in set(segment.parts.values()))
+        own = [head.tensors[name] for name in segment.parts.values()]
+        held = sum(stored.nbytes for stored in own if stored.role != "table")
         asked = prod(header.segment_shape(tensor, segment))
-        if asked > MAX_EXPANSION * held + FREE_ELEMENTS:
+        free -= max(0, asked - MAX_EXPANSION * held)
+        if free < 0:
             raise HeaderError(
                 f"{asked} elements from {held} stored bytes, the limit is {MAX_EXPANSION} a byte",
                 rule="H10",

@@ -1,11 +1,13 @@
 """The msgpack header: what the stored tensors mean. Structure only: no codecs, no MLX.
 
-Rules H1 to H9 of ``spec/v1/format.md``. A header is canonical msgpack (H1), so
-equal headers are equal bytes and the file's id is a digest of them.
+Rules H1 to H9 of ``spec/v1/format.md``; what compares the header with the container
+(the rest of H6, and H10) is in ``vkv.document``. A header is canonical msgpack (H1),
+so equal headers are equal bytes and the file's id is a digest of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 from typing import Annotated, Any
 
@@ -18,8 +20,8 @@ VERSION = f"{MAJOR}.{MINOR}"
 #: Features a reader of this build understands (H4). Grows with minor versions.
 KNOWN_NEEDS: frozenset[str] = frozenset({"rope"})
 
-#: One header in memory costs up to 70 times its bytes (a list of empty maps), so
-#: 1 MiB keeps a hostile one near 64 MB. 10,000 stored tensors fit.
+#: One header in memory costs up to 77 times its bytes (a list of empty maps), so
+#: 1 MiB keeps a hostile one near 80 MB. 6,000 stored tensors fit.
 MAX_HEADER = 1 << 20
 ALIGN = 64
 #: Key ``pad`` and the head of its bytes.
@@ -38,7 +40,9 @@ ROLES = ("payload", "table", "metadata", "outlier", "sink", "residual", "tokens"
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 48) - 1)]
-Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=8)]
+#: MLX counts sizes in 32 bits.
+Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=8)]
 Scalar = int | float | str | bool
 
 
@@ -83,7 +87,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     codec: Name
     version: Annotated[int, msgspec.Meta(ge=1)]
     params: dict[str, Scalar] = {}
-    tokens: Count | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)] | None = None
     parts: dict[str, Name]
     rope: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
@@ -184,7 +188,7 @@ def load(raw: bytes) -> Header:
 
     Raises:
         HeaderError: Not msgpack or not canonical (H1), a field of the wrong type
-            or range (H2), too large (H5), inconsistent (H6, H7, H8).
+            or range (H2, H9), too large (H5), inconsistent (H4, H6, H7), too deep (H8).
         UnsupportedError: Another major version (H3) or an unknown need (H4).
     """
     if len(raw) > MAX_HEADER:
@@ -193,8 +197,9 @@ def load(raw: bytes) -> Header:
     _check_version(raw)
     try:
         header = _DECODER.decode(raw)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
-        raise HeaderError(f"{exc}", rule="H2", at="header") from None
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise _mistyped(str(exc)) from None
+    _check_depth(header)
     unknown = sorted(set(header.needs) - KNOWN_NEEDS)
     if unknown:
         raise UnsupportedError(
@@ -205,6 +210,22 @@ def load(raw: bytes) -> Header:
         )
     _check_references(header)
     return header
+
+
+def _mistyped(message: str) -> HeaderError:
+    """msgspec's words, its path ``$.layers[0].kind`` as ours."""
+    found, _, path = message.partition(" - at `$.")
+    at = path.rstrip("`") or "header"
+    return HeaderError(found, rule="H9" if at.startswith("metadata") else "H2", at=at)
+
+
+def _check_depth(header: Header) -> None:
+    """Before anything walks the layers, which takes a frame of the stack a level."""
+    level = list(header.layers)
+    for _ in range(MAX_DEPTH + 1):
+        level = [child for layer in level for child in layer.children]
+    if level:
+        raise HeaderError(f"nested deeper than {MAX_DEPTH} lists", rule="H8", at="layers")
 
 
 def _check_canonical(raw: bytes) -> None:
@@ -271,26 +292,31 @@ def segment_shape(tensor: Tensor, segment: Segment) -> tuple[int, ...]:
 
 
 def _check_references(header: Header) -> None:
-    used = set()
+    uses: Counter[str] = Counter()
     for name, stored in header.tensors.items():
         if stored.dtype not in ITEMSIZE:
             raise HeaderError(f"unknown dtype {stored.dtype!r}", rule="H2", at=f"tensors.{name}")
         if stored.role not in ROLES:
             raise HeaderError(f"unknown role {stored.role!r}", rule="H2", at=f"tensors.{name}")
     for path, _, tensor, segment in segments(header):
-        used |= _check_segment(header, path, tensor, segment)
+        uses.update(_check_segment(header, path, tensor, segment))
     for path, layer in walk(header.layers):
         _check_layer(path, layer)
     if header.tokens is not None:
-        used |= _check_tokens(header.tokens, header.tensors)
+        uses[_check_tokens(header.tokens, header.tensors)] += 1
     if header.model is not None:
         for index in header.model.ropes:
             _check_rope(index, header, "model.ropes")
-    if unused := sorted(header.tensors.keys() - used):
-        raise HeaderError("nothing refers to it, expected one use", rule="H6", at=unused[0])
+    for name, stored in header.tensors.items():
+        if uses[name] == 0 or (uses[name] > 1 and stored.role != "table"):
+            raise HeaderError(
+                f"{uses[name]} uses of a {stored.role}, expected one (of a table: one or more)",
+                rule="H6",
+                at=f"tensors.{name}",
+            )
 
 
-def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) -> set[str]:
+def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) -> list[str]:
     for part, name in segment.parts.items():
         if name not in header.tensors:
             raise HeaderError(
@@ -301,12 +327,10 @@ def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) 
     _check_rope(segment.rope, header, path)
     if segment.rope is not None and "rope" not in header.needs:
         raise HeaderError("rotated keys, but needs does not list 'rope'", rule="H4", at=path)
-    return set(segment.parts.values())
+    return list(segment.parts.values())
 
 
 def _check_layer(path: str, layer: Layer) -> None:
-    if path.count("children") > MAX_DEPTH:
-        raise HeaderError(f"nested deeper than {MAX_DEPTH}", rule="H8", at=path)
     for name, tensor in layer.tensors.items():
         at = f"{path}.{name}"
         if tensor.dtype not in ITEMSIZE:
@@ -315,13 +339,15 @@ def _check_layer(path: str, layer: Layer) -> None:
         if counts == [None]:
             continue
         total = sum(n for n in counts if n is not None)
-        if None in counts or not tensor.shape[1:] or total != tensor.shape[-2]:
+        if not counts or None in counts or not tensor.shape[1:] or total != tensor.shape[-2]:
             raise HeaderError(
-                f"segments cover {total} tokens, expected {tensor.shape[-2:][:1]}", rule="H7", at=at
+                f"{len(counts)} segments cover {total} rows of a tensor of shape {tensor.shape}",
+                rule="H7",
+                at=at,
             )
 
 
-def _check_tokens(tokens: Tokens, tensors: dict[str, Stored]) -> set[str]:
+def _check_tokens(tokens: Tokens, tensors: dict[str, Stored]) -> str:
     stored = tensors.get(tokens.tensor)
     if stored is None or (stored.dtype, stored.shape) != ("U32", (tokens.count,)):
         raise HeaderError(
@@ -329,7 +355,7 @@ def _check_tokens(tokens: Tokens, tensors: dict[str, Stored]) -> set[str]:
         )
     if stored.digest != tokens.digest:
         raise HeaderError("its digest is not that of its tensor", rule="H6", at="tokens")
-    return {tokens.tensor}
+    return tokens.tensor
 
 
 def _check_rope(index: int | None, header: Header, at: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vkv.account import Accounting, account
 from vkv.document import Document, open_document
-from vkv.header import Header, Layer, Segment, Tensor
+from vkv.header import Header, Layer, Segment, Tensor, segments
 
 #: Version of the JSON that ``Info.to_dict`` gives.
 SCHEMA_VERSION = 1
@@ -41,6 +41,22 @@ class Info:
     @property
     def metadata(self) -> dict[str, str]:
         return self.header.metadata
+
+    @property
+    def codecs(self) -> dict[str, str]:
+        """Codec strings of ``keys`` and ``values``, as ``vkv.save`` takes them.
+
+        Of several the one that holds most tokens; ``raw`` only where there is no other.
+        """
+        tokens: dict[str, dict[str, int]] = {"keys": {}, "values": {}}
+        for _, name, tensor, segment in segments(self.header):
+            if name in tokens and segment.codec != "raw":
+                count = segment.tokens or (tensor.shape[-2] if len(tensor.shape) == 4 else 0)
+                text = codec_string(segment)
+                tokens[name][text] = tokens[name].get(text, 0) + count
+        return {
+            name: max(found, key=found.__getitem__, default="raw") for name, found in tokens.items()
+        }
 
     @property
     def notes(self) -> list[str]:

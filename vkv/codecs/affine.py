@@ -55,6 +55,7 @@ class Affine:
         "scales": "metadata",
         "biases": "metadata",
     }
+    examples: ClassVar[tuple[str, ...]] = tuple(f"affine:bits={b}" for b in (2, 3, 4, 8))
 
     bits: int = 4
     group: int = 64
@@ -82,10 +83,12 @@ class Affine:
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """Dtype and shape of each part for an ``x`` of the given shape (rule A2)."""
-        *lead, dim = shape
-        if dim % self.group:
+        *lead, dim = shape or (0,)
+        if not lead or dim % self.group:
             raise CodecError(
-                f"head dim {dim} is not a multiple of group {self.group}", rule="A2", at="affine"
+                f"shape {shape}, expected rows of a multiple of {self.group}",
+                rule="A2",
+                at="affine",
             )
         groups = (*lead, dim // self.group)
         return {
@@ -96,6 +99,9 @@ class Affine:
 
     def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
         check_layout(self, parts, shape)
+        for name in ("scales", "biases"):
+            if not mx.isfinite(parts[name]).all():
+                raise CodecError("holds values that are not finite", rule="A3", at=name)
 
     def encode(self, x: mx.array) -> Parts:
         x = x.astype(DTYPES[self.scale])  # MLX returns scales in the dtype of x

@@ -38,6 +38,8 @@ class Codec(Protocol):
     version: ClassVar[int]
     #: Part name -> role in the byte account (``vkv.header.ROLES``).
     roles: ClassVar[dict[str, str]]
+    #: Codec strings that ``vkv bench`` runs.
+    examples: ClassVar[tuple[str, ...]]
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:

@@ -34,6 +34,7 @@ class Raw:
     id: ClassVar[str] = "raw"
     version: ClassVar[int] = 1
     roles: ClassVar[dict[str, str]] = {"data": "payload"}
+    examples: ClassVar[tuple[str, ...]] = ("raw",)
 
     dtype: str = "F16"
 

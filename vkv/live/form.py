@@ -45,7 +45,10 @@ def check_layer(layer: Layer, at: str) -> None:
                 f"scalar {name!r} is {value!r}, expected a whole number", rule="L3", at=at
             )
     if layer.children and layer.kind != "list":
-        raise CacheError(f"a {layer.kind} layer with children", rule="L3", at=at)
+        raise CacheError(f"a layer of kind {layer.kind!r} with children", rule="L3", at=at)
+    for name, tensor in sorted(layer.tensors.items()):
+        if name != "keys" and any(segment.rope is not None for segment in tensor.segments):
+            raise CacheError("rotated, but only keys are", rule="L4", at=f"{at}.{name}")
     if layer.kind == "arrays":
         _check_arrays(layer, at)
     elif layer.kind == "list":
@@ -63,7 +66,9 @@ def _check_arrays(layer: Layer, at: str) -> None:
 
 def _check_names(layer: Layer, allowed: set[str], at: str) -> None:
     if unknown := sorted(layer.tensors.keys() - allowed):
-        raise CacheError(f"tensor {unknown[0]!r} in a {layer.kind} layer", rule="L4", at=at)
+        raise CacheError(
+            f"tensor {unknown[0]!r} in a layer of kind {layer.kind!r}", rule="L4", at=at
+        )
 
 
 def _check_rows(layer: Layer, at: str) -> None:
@@ -84,8 +89,26 @@ def _check_rows(layer: Layer, at: str) -> None:
         )
     if rows is not None and keys[2] != rows:
         raise CacheError(f"{keys[2]} rows, its scalars say {rows}", rule="L5", at=at)
+    if layer.kind == "quantized":
+        _check_codes(layer, at)
     if layer.kind == "rotating":
         _check_ring(layer, keys[2], at)
+
+
+def _check_codes(layer: Layer, at: str) -> None:
+    """A quantized cache keeps the codes themselves: one run of them, in its own parameters."""
+    want = {"bits": layer.scalars["bits"], "group": layer.scalars["group_size"]}
+    for name, tensor in sorted(layer.tensors.items()):
+        first = tensor.segments[0]
+        have = {key: first.params.get(key) for key in want}
+        form = len(tensor.segments), first.codec, first.rope
+        if form != (1, "affine", None) or have != want or tensor.dtype != first.params.get("scale"):
+            raise CacheError(
+                f"{len(tensor.segments)} segments, the first of {first.codec} {have}; expected one "
+                f"of affine {want}, with scales in the tensor's dtype and no rope",
+                rule="L4",
+                at=f"{at}.{name}",
+            )
 
 
 def _expected_rows(layer: Layer, at: str) -> int | None:
@@ -104,5 +127,6 @@ def _expected_rows(layer: Layer, at: str) -> int | None:
 def _check_ring(layer: Layer, rows: int, at: str) -> None:
     s = layer.scalars
     full = min(s["offset"], s["max_size"])
-    if not full <= rows <= s["offset"] or s["idx"] > rows or s["keep"] > s["max_size"]:
+    low = s["keep"] if rows < s["offset"] else 0
+    if not full <= rows <= s["offset"] or not low <= s["idx"] <= rows or s["keep"] > s["max_size"]:
         raise CacheError(f"{rows} rows do not fit a ring of {dict(s)}", rule="L5", at=at)

@@ -14,28 +14,29 @@ from typing import Any
 import mlx.core as mx
 
 from vkv.codecs.affine import Affine
-from vkv.codecs.base import NAMES, Codec, Parts
+from vkv.codecs.base import NAMES
 from vkv.errors import CacheError
 from vkv.live import origin
+from vkv.live.kept import Kept
 from vkv.live.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One tensor of a cache: an array, or codes that the cache itself holds.
+    """One tensor of a cache: codes that the cache itself holds, then an array.
 
     Args:
         shape: Logical shape, ``(B, H, T, D)`` for keys and values.
         dtype: Logical dtype.
-        x: The array; ``None`` when ``codec`` and ``parts`` are given.
+        x: What follows the codes, the whole tensor if there are none; ``None`` for nothing.
+        kept: Codes, in order.
         tokens: Whether axis -2 counts tokens.
     """
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
     x: mx.array | None = None
-    codec: Codec | None = None
-    parts: Parts = field(default_factory=dict)
+    kept: tuple[Kept, ...] = ()
     tokens: bool = True
 
 
@@ -156,7 +157,7 @@ def _codes(cache: Any, held: tuple[mx.array, mx.array, mx.array]) -> Value:
     codec = Affine(bits=cache.bits, group=cache.group_size, scale=NAMES[scales.dtype])
     shape = (*scales.shape[:-1], scales.shape[-1] * cache.group_size)
     parts = {"codes": codes, "scales": scales, "biases": biases}
-    return Value(shape, scales.dtype, codec=codec, parts=parts)
+    return Value(shape, scales.dtype, kept=(Kept(codec, parts, cache.offset, codec.roles),))
 
 
 def _make_quantized(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
@@ -225,6 +226,22 @@ def cache_class(kind: Kind) -> Any:
     return getattr(cache, kind.cls)
 
 
+def _computed(snapshot: Snapshot) -> Snapshot:
+    """Compute what is still lazy, before anything is written.
+
+    MLX can compute an array only in the thread that began it.
+    """
+    try:
+        mx.eval([(v.x, [kept.parts for kept in v.kept]) for v in snapshot.values.values()])
+    except RuntimeError as exc:
+        raise CacheError(
+            f"holds an array that cannot be computed here ({exc}); call mx.eval on the cache in "
+            "the thread that filled it",
+            rule="L2",
+        ) from None
+    return snapshot
+
+
 def take(cache: Any) -> Snapshot:
     """Take a live cache apart.
 
@@ -235,7 +252,7 @@ def take(cache: Any) -> Snapshot:
     """
     for kind in KINDS.values():
         if type(cache) is cache_class(kind):
-            return replace(kind.take(cache), origin=origin.of(cache))
+            return replace(_computed(kind.take(cache)), origin=origin.of(cache))
     known = ", ".join(kind.cls for kind in KINDS.values())
     name = f"{type(cache).__module__}.{type(cache).__qualname__}"
     hint = "; extract one sequence of the batch first" if "Batch" in name else ""

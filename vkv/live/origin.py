@@ -8,15 +8,15 @@ as it is, and only what follows is encoded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Self
 
 import mlx.core as mx
 
-from vkv.codecs.base import NAMES, Codec, Parts
+from vkv.codecs.base import NAMES
 from vkv.file import CacheFile
-from vkv.header import Layer, Rope, Segment, Tensor, segment_shape
+from vkv.header import Layer, Segment, Tensor, segment_shape
 from vkv.live.decode import decode_segment
+from vkv.live.kept import Kept
 
 _ATTRIBUTE = "vkv_origin"
 
@@ -64,31 +64,15 @@ class Origin:
         decoded = decode_segment(self.file, self.layer, name, index, start, self.at)
         tokens = min(segment.tokens, x.shape[-2] - start)
         tokens = _equal_tokens(decoded[..., :tokens, :], x[..., start : start + tokens, :])
-        shape = segment_shape(tensor, segment)
-        codec, parts = self.file.parts(segment, shape)
-        if tokens < segment.tokens:
-            cut = codec.prefix(parts, shape, tokens) if tokens else None
-            if cut is None:
-                return None
-            parts = cut
+        codec, parts = self.file.parts(segment, segment_shape(tensor, segment))
         rope = None if segment.rope is None else self.file.header.ropes[segment.rope]
-        return Kept(codec, parts, tokens, self.roles(segment), rope)
+        whole = Kept(codec, parts, segment.tokens, self.roles(segment), rope)
+        return whole.prefix(tensor.shape, tokens)
 
     def roles(self, segment: Segment) -> dict[str, str]:
         """Role of each part, as the file has it."""
         stored = self.file.header.tensors
         return {part: stored[name].role for part, name in segment.parts.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A segment carried over from a file, or a prefix of one."""
-
-    codec: Codec
-    parts: Parts
-    tokens: int
-    roles: dict[str, str]
-    rope: Rope | None
 
 
 def attach(cache: Any, origin: Origin) -> None:

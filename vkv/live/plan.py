@@ -9,21 +9,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import groupby
 from math import prod
-from typing import Any
 
 import mlx.core as mx
 
 from vkv import container
 from vkv.codecs import Choice
-from vkv.codecs.base import NAMES, Codec, Parts, memory
+from vkv.codecs.base import NAMES, Codec, memory
 from vkv.codecs.raw import Raw
 from vkv.errors import VkvError
 from vkv.header import ITEMSIZE, Layer, Rope, Segment, Tensor
 from vkv.live.decode import positions
+from vkv.live.kept import Kept, joined
 from vkv.live.kinds import Snapshot, Value
-from vkv.live.origin import Kept, Origin
+from vkv.live.origin import Origin
 from vkv.live.rope import rotate, usable
 
 #: A tensor of more carried-over segments is joined where its codec can: each costs
@@ -144,18 +143,12 @@ class _Tensor:
 
     def build(self, origin: Origin | None) -> Tensor:
         value, choice = self.value, self.plan.wish.of(self.name)
-        if value.codec is not None:
-            self._held(value.codec, choice)
-        elif not value.tokens:
+        if not value.tokens and value.x is not None:
             if choice.codec is not Raw:
                 self.note = f"asked for {choice.text}, stored raw: recurrent state"
-            self._add(self._raw(), _whole(value), None)
+            self._add(self._raw(), value.x, None)
         else:
-            x = _whole(value)
-            kept = origin.kept(self.name, x) if origin else []
-            for piece in _joined(kept):
-                self._keep(piece)
-            self._encode(x, sum(k.tokens for k in kept), choice)
+            self._rows(origin, choice)
         return Tensor(
             dtype=NAMES[value.dtype],
             shape=value.shape,
@@ -163,15 +156,21 @@ class _Tensor:
             note=self.note,
         )
 
+    def _rows(self, origin: Origin | None, choice: Choice) -> None:
+        """Segments for codes that are kept, then for the tokens behind them."""
+        kept, x = list(self.value.kept), self.value.x
+        if x is not None and origin is not None and not kept:
+            kept = origin.kept(self.name, x)
+            x = x[..., sum(k.tokens for k in kept) :, :]
+        elif kept and choice.codec not in (Raw, type(kept[-1].codec)):
+            self.note = f"asked for {choice.text}, stored as the codes the cache holds"
+        for piece in joined(kept) if len(kept) > MAX_SEGMENTS else kept:
+            self._keep(piece)
+        if x is not None:
+            self._encode(x, sum(k.tokens for k in kept), choice)
+
     def _raw(self) -> Raw:
         return Raw(dtype=NAMES[self.value.dtype])
-
-    def _held(self, codec: Codec, choice: Choice) -> None:
-        """Codes that the cache itself holds are stored as they are."""
-        if choice.codec is not Raw and choice.configure(self.name, "F16").id != codec.id:
-            self.note = f"asked for {choice.text}, stored as the codes the cache holds"
-        names = {p: self._store(p, codec.roles[p], x) for p, x in self.value.parts.items()}
-        self._append(codec, self.value.shape[-2], names, None)
 
     def _keep(self, kept: Kept) -> None:
         names = {p: self._store(p, kept.roles[p], x) for p, x in kept.parts.items()}
@@ -179,8 +178,8 @@ class _Tensor:
         self._append(kept.codec, kept.tokens, names, rope)
 
     def _encode(self, x: mx.array, start: int, choice: Choice) -> None:
-        """Segments for the tokens from ``start`` on: sinks, codes, residual."""
-        rest = x.shape[-2] - start
+        """Segments for ``x``, whose first row is row ``start``: sinks, codes, residual."""
+        rest = x.shape[-2]
         codec = choice.configure(self.name, NAMES[self.value.dtype])
         reason = self._refused(codec, x)
         if codec.id != "raw" and reason:
@@ -189,20 +188,21 @@ class _Tensor:
         lead, body = codec.span(rest, start)
         if body == 0 and start == 0 and rest:
             self.note = f"asked for {choice.text}, stored raw: only {rest} tokens"
-        stops = (start + lead, start + lead + body, start + rest)
-        self._add(self._raw(), x[..., start : stops[0], :], "sink")
-        self._body(codec, x, stops[0], stops[1])
-        self._add(self._raw(), x[..., stops[1] : stops[2], :], "residual")
+        if codec.id == "raw" and self.value.kept:
+            lead = body = 0  # behind codes that a live cache holds comes its exact tail
+        self._add(self._raw(), x[..., :lead, :], "sink")
+        self._body(codec, x[..., lead : lead + body, :], start + lead)
+        self._add(self._raw(), x[..., lead + body :, :], "residual")
 
     def _refused(self, codec: Codec, x: mx.array) -> str | None:
         if self.latent:
             return "MLA latents: an error in one reaches every head"
         return codec.refuses(x.shape, x.dtype) if x.size else "no elements"
 
-    def _body(self, codec: Codec, x: mx.array, start: int, stop: int) -> None:
-        x, rope = x[..., start:stop, :], None
+    def _body(self, codec: Codec, x: mx.array, start: int) -> None:
+        rope = None
         if getattr(codec, "pre_rope", False):
-            where = positions(self.layer, self.value.shape[-2])[start:stop]
+            where = positions(self.layer, self.value.shape[-2])[start : start + x.shape[-2]]
             known = self.plan.ropes[self.rope] if self.rope is not None else None
             if known is not None and usable(known, x, where):
                 x, rope = rotate(x, known, where, inverse=True), self.rope
@@ -239,36 +239,9 @@ class _Tensor:
         )
 
 
-def _whole(value: Value) -> mx.array:
-    if value.x is None:
-        raise TypeError("a value without codec needs an array")
-    return value.x
-
-
 def _is_latent(snapshot: Snapshot) -> bool:
     """MLA: one shared "head" whose keys and values are latents of different widths."""
     keys, values = snapshot.values.get("keys"), snapshot.values.get("values")
     if keys is None or values is None or len(keys.shape) != 4:
         return False
     return keys.shape[1] == 1 and keys.shape[3] != values.shape[3]
-
-
-def _joined(kept: list[Kept]) -> list[Kept]:
-    """``kept``, with runs of one codec joined when there are too many."""
-    if len(kept) <= MAX_SEGMENTS:
-        return kept
-    out: list[Kept] = []
-    for _, run in groupby(kept, key=_run_key):
-        out += _join(list(run))
-    return out
-
-
-def _run_key(kept: Kept) -> tuple[Any, ...]:
-    return kept.codec, kept.rope, tuple(sorted(kept.roles.items()))
-
-
-def _join(run: list[Kept]) -> list[Kept]:
-    parts = run[0].codec.join([k.parts for k in run]) if len(run) > 1 else None
-    if parts is None:
-        return run
-    return [dataclasses.replace(run[0], parts=parts, tokens=sum(k.tokens for k in run))]

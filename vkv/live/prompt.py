@@ -51,8 +51,8 @@ class Prompt:
         return list(tokens[keep:])
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of leading ids that ``a`` and ``b`` share."""
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """Number of leading items that ``a`` and ``b`` share."""
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), n)
 

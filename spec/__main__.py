@@ -1,0 +1,41 @@
+"""Rewrite what is derived from the code: ``python -m spec``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vkv import header
+from vkv.codecs import CODECS
+
+HERE = Path(__file__).parent / "v1"
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the header; byte strings show as base64 text."""
+    return msgspec.json.schema(header.Header)
+
+
+def registry() -> dict[str, list[int]]:
+    """Codec ids and the versions that this package decodes."""
+    ids = sorted({codec for codec, _ in CODECS})
+    return {codec: sorted(v for c, v in CODECS if c == codec) for codec in ids}
+
+
+def files() -> dict[Path, str]:
+    """Path and text of each derived file."""
+    rows = ",\n".join(f"  {json.dumps(c)}: {json.dumps(v)}" for c, v in registry().items())
+    return {
+        HERE / "header.schema.json": json.dumps(schema(), indent=2) + "\n",
+        HERE / "registry.json": f"{{\n{rows}\n}}\n",
+    }
+
+
+if __name__ == "__main__":
+    for path, text in files().items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path}")

@@ -1,0 +1,191 @@
+"""``vkv.convert``: prompt caches of mlx-lm, and vkv files, to a new vkv file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+import vkv._version
+from vkv import header, identity, mlx_lm_files
+from vkv.codecs.base import DTYPES
+from vkv.errors import CacheError, ContainerError, MismatchError, VkvError
+from vkv.file import CacheFile, open_file
+from vkv.header import Header, Layer, Tensor
+from vkv.info import Info
+from vkv.live.decode import decode
+from vkv.live.form import check_layers
+from vkv.live.kept import Kept
+from vkv.live.kinds import KINDS, Snapshot, Value
+from vkv.live.load import check_owner
+from vkv.live.plan import Plan
+from vkv.live.save import CodecSpec, Progress, wish, write
+
+
+def convert(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    codec: CodecSpec = "raw",
+    metadata: Mapping[str, str] | None = None,
+    created: str | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    tokens: Any = None,
+    progress: Progress | None = None,
+    durable: bool = True,
+) -> Info:
+    """Write a prompt cache of mlx-lm, or a vkv file, as a vkv file with ``codec``.
+
+    What ``src`` is, its content tells, not its name. mlx-lm files know neither
+    model nor tokens: give them here, or nobody can check the result. Of a vkv
+    file all is kept but the codecs; codes that the cache itself holds (a quantized
+    cache) stay as they are, everything else is decoded and encoded again.
+
+    Args:
+        src: A ``.vkv`` file, or one that ``mlx_lm``'s ``save_prompt_cache`` wrote
+            (0.2x to 0.32, whichever is installed).
+        dst: Where to write, whole or not at all; may be ``src``.
+        codec: As in ``vkv.save``.
+        metadata: Added to that of ``src``, and stronger.
+        created: Instead of the time stamp of ``src``.
+        model: The model that filled the cache; a vkv file of another one is refused.
+        tokenizer: Its tokenizer, likewise.
+        tokens: The ids the cache holds, likewise.
+        progress: Called with (bytes done, bytes in all).
+        durable: Flush to the disk before returning.
+
+    Returns:
+        What was written, as ``vkv.inspect`` tells it.
+
+    Raises:
+        ContainerError: ``src`` is neither, or is damaged (C1 to C8).
+        CacheError: A cache of an unknown class (L1), or an inconsistent one (L3 to L6).
+        MismatchError: ``src`` belongs to another model, tokenizer or prompt (I1).
+        VkvError: A vkv file is damaged, or ``codec`` is refused.
+        OSError: A file cannot be read or written; what stood at ``dst`` is untouched.
+    """
+    plan = Plan(wish(codec))
+    head = Header(
+        version=header.VERSION,
+        producer=f"vkv {vkv._version.VERSION}",
+        created=created,
+        layers=(),
+        tensors={},
+        metadata=header.metadata(dict(metadata or {})),
+    )
+    file = _open(src)
+    if file is None:
+        layers, text = mlx_lm_files.read(src)
+        head = header.replace(head, metadata=text | head.metadata)
+        head = _identified(head, plan, len(layers), model, tokenizer)
+        return write(dst, head, plan, layers, tokens, durable=durable, progress=progress)
+    with file:
+        check_layers(file.header)
+        check_owner(file.header, model, tokenizer)
+        head = _carried(head, plan, file.header)
+        head = _identified(head, plan, len(file.header.layers), model, tokenizer)
+        ids = _tokens(file, tokens)
+        return write(dst, head, plan, _Layers(file), ids, durable=durable, progress=progress)
+
+
+def _open(src: str | os.PathLike[str]) -> CacheFile | None:
+    """The file, or ``None`` where it is safetensors of another format."""
+    try:
+        return open_file(src)
+    except ContainerError as exc:
+        if exc.rule != "C8":
+            raise
+        return None
+
+
+def _carried(head: Header, plan: Plan, source: Header) -> Header:
+    """What stays when a vkv file is encoded anew."""
+    plan.ropes = list(source.ropes)
+    plan.layer_ropes = source.model.ropes if source.model else tuple(map(_rope, source.layers))
+    return header.replace(
+        head,
+        created=source.created if head.created is None else head.created,
+        model=source.model,
+        tokenizer=source.tokenizer,
+        metadata=source.metadata | head.metadata,
+    )
+
+
+def _rope(layer: Layer) -> int | None:
+    found = (s.rope for tensor in layer.tensors.values() for s in tensor.segments)
+    return next((rope for rope in found if rope is not None), None)
+
+
+def _identified(head: Header, plan: Plan, layers: int, model: Any, tokenizer: Any) -> Header:
+    """Add who made the cache, where ``head`` does not say."""
+    if model is not None and head.model is None:
+        found, ropes = identity.of_model(model)
+        if layers != len(found.ropes):
+            text = f"{layers} layers in the file, {len(found.ropes)} in the model's cache"
+            raise MismatchError([text])
+        plan.ropes, plan.layer_ropes = list(ropes), found.ropes
+        head = header.replace(head, model=found)
+    if tokenizer is not None and head.tokenizer is None:
+        head = header.replace(head, tokenizer=identity.of_tokenizer(tokenizer))
+    return head
+
+
+def _tokens(file: CacheFile, given: Any) -> Any:
+    """The token ids of the file, or those given where it has none."""
+    known = file.header.tokens
+    if known is None:
+        return given
+    if given is not None and identity.of_tokens(given) != known.digest:
+        raise MismatchError(["the tokens given are not those of the file"])
+    return file.document.tokens()
+
+
+class _Layers(Sequence[Snapshot]):
+    """The layers of a file as snapshots, each decoded when it is asked for."""
+
+    def __init__(self, file: CacheFile):
+        self._file = file
+
+    def __len__(self) -> int:
+        return len(self._file.header.layers)
+
+    @overload
+    def __getitem__(self, index: int) -> Snapshot: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Snapshot]: ...
+
+    def __getitem__(self, index: int | slice) -> Snapshot | list[Snapshot]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return _snapshot(self._file, self._file.header.layers[index], f"layers[{index}]")
+
+
+def _snapshot(file: CacheFile, layer: Layer, at: str) -> Snapshot:
+    value = _codes if KINDS[layer.kind].codes else _array
+    return Snapshot(
+        layer.kind,
+        layer.scalars,
+        {name: value(file, layer, name, at) for name in layer.tensors},
+        [_snapshot(file, c, f"{at}.children[{i}]") for i, c in enumerate(layer.children)],
+    )
+
+
+def _array(file: CacheFile, layer: Layer, name: str, at: str) -> Value:
+    tensor = layer.tensors[name]
+    x = decode(file, layer, name, at)
+    return Value(tensor.shape, DTYPES[tensor.dtype], x, tokens=layer.kind != "arrays")
+
+
+def _codes(file: CacheFile, layer: Layer, name: str, at: str) -> Value:
+    tensor: Tensor = layer.tensors[name]
+    segment, *more = tensor.segments
+    if more or segment.codec != "affine":
+        raise CacheError("expected one segment of affine codes", rule="L4", at=f"{at}.{name}")
+    try:
+        codec, parts = file.parts(segment, tensor.shape)
+    except VkvError as exc:
+        raise exc.within(f"{at}.{name}") from None
+    held = Kept(codec, parts, tensor.shape[-2], codec.roles)
+    return Value(tensor.shape, DTYPES[tensor.dtype], kept=(held,))

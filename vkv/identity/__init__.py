@@ -1,0 +1,25 @@
+"""Who a cache belongs to: fingerprints of a model, a tokenizer, a sequence of tokens.
+
+A cache is right for the weights, the configuration and the rotary embeddings that
+made it, and garbage for any other, without an error. So a file records them, and
+``differences`` says what is another in a live model. ``spec/v1/identity.md`` has
+the bytes that each digest covers.
+
+Works without mlx-lm, and imports MLX only when it meets a model.
+"""
+
+from vkv.identity.compare import differences, tokenizer_differences
+from vkv.identity.model import of_model
+from vkv.identity.ropes import find
+from vkv.identity.tokenizer import of_tokenizer
+from vkv.identity.tokens import of_tokens, token_bytes
+
+__all__ = [
+    "differences",
+    "find",
+    "of_model",
+    "of_tokenizer",
+    "of_tokens",
+    "token_bytes",
+    "tokenizer_differences",
+]

@@ -1,0 +1,51 @@
+"""Token ids as bytes, and their digest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from vkv.errors import VkvError
+
+MAX_TOKEN = (1 << 32) - 1
+
+
+def token_bytes(ids: Any) -> bytes:
+    """Token ids as little-endian u32, the form that a file stores.
+
+    Args:
+        ids: Whole numbers, ``(T,)`` or ``(1, T)``: a list, a NumPy or an MLX array of
+            any integer dtype.
+
+    Raises:
+        VkvError: Of another shape, not whole numbers, or outside 0 to 2^32 - 1 (I2).
+    """
+    try:
+        array = np.array(ids)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as exc:
+        raise VkvError(f"not token ids: {exc}", rule="I2", at="tokens") from None
+    if array.ndim == 2 and array.shape[0] == 1:  # a batch of one
+        array = array[0]
+    if array.ndim != 1:
+        raise VkvError(
+            f"token ids of shape {array.shape}, expected (T,) or (1, T)", rule="I2", at="tokens"
+        )
+    if not array.size:
+        return b""
+    if array.dtype.kind not in "iu":
+        raise VkvError(
+            f"token ids of type {array.dtype}, expected whole numbers", rule="I2", at="tokens"
+        )
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high > MAX_TOKEN:
+        raise VkvError(
+            f"token ids from {low} to {high}, expected 0 to {MAX_TOKEN}", rule="I2", at="tokens"
+        )
+    return array.astype("<u4").tobytes()
+
+
+def of_tokens(ids: Any) -> bytes:
+    """BLAKE3 of ``token_bytes(ids)``; raises as it does."""
+    return blake3(token_bytes(ids)).digest()

@@ -1,0 +1,217 @@
+"""A live cache that holds the compressed bytes and decodes them on fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import mlx.core as mx
+
+from vkv.codecs.base import NAMES, Codec
+from vkv.codecs.raw import Raw
+from vkv.errors import CacheError
+from vkv.header import Rope
+from vkv.live.kept import Kept, joined
+from vkv.live.kinds import Snapshot, Value
+from vkv.live.rope import rotate
+
+
+class Rows:
+    """Keys or values: codes of the old tokens, then an exact tail.
+
+    Tokens leave the tail in the units the codec encodes (whole windows), as soon
+    as ``residual`` exact ones stay behind them. So what is held depends on the
+    tokens alone, not on how many came in one call.
+
+    Args:
+        codec: Encodes what leaves the tail.
+        rope: Of the keys, if ``codec`` wants them without it.
+        residual: Tokens that stay exact at least, once there are as many.
+    """
+
+    def __init__(self, codec: Codec, rope: Rope | None = None, residual: int = 0):
+        self.codec, self.rope, self.residual = codec, rope, residual
+        self.kept: list[Kept] = []
+        self.tail: mx.array | None = None
+
+    @property
+    def encoded(self) -> int:
+        """Tokens in ``kept``."""
+        return sum(k.tokens for k in self.kept)
+
+    @property
+    def tokens(self) -> int:
+        return self.encoded + (0 if self.tail is None else self.tail.shape[-2])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(k.nbytes for k in self.kept) + (0 if self.tail is None else self.tail.nbytes)
+
+    def append(self, x: mx.array) -> None:
+        """Take in ``x`` of shape ``(B, H, T, D)`` and encode what may leave the tail."""
+        self.tail = x if self.tail is None else mx.concatenate([self.tail, x], axis=-2)
+        ready = self.tail.shape[-2] - self.residual
+        if ready <= 0:
+            return
+        lead, body = self.codec.span(ready, self.encoded)
+        if body == 0:
+            return
+        head = self.tail[..., : lead + body, :]
+        self.tail = mx.contiguous(self.tail[..., lead + body :, :])
+        if lead:
+            raw = Raw(dtype=NAMES[x.dtype])
+            sink = mx.contiguous(head[..., :lead, :])
+            self.kept.append(Kept(raw, {"data": sink}, lead, {"data": "sink"}))
+        start = self.encoded
+        head = head[..., lead:, :]
+        if self.rope is not None:
+            head = rotate(head, self.rope, start, inverse=True)
+        new = Kept(self.codec, self.codec.encode(head), body, dict(self.codec.roles), self.rope)
+        self.kept = [*self.kept[:-1], *joined([*self.kept[-1:], new])]
+        mx.eval(self.tail, [k.parts for k in self.kept])  # lets the exact tokens go
+
+    def fetch(self) -> mx.array:
+        """All tokens, ``(B, H, T, D)``, in the dtype of the tail."""
+        if self.tail is None:
+            raise CacheError("nothing to fetch from an empty cache", rule="L2")
+        tail, pieces, start = self.tail, [], 0
+        for kept in self.kept:
+            x = kept.decode(tail.shape, tail.dtype)
+            if kept.rope is not None:
+                x = rotate(x, kept.rope, start).astype(tail.dtype)
+            pieces.append(x)
+            start += kept.tokens
+        return mx.concatenate([*pieces, tail], axis=-2) if pieces else tail
+
+    def trim(self, tokens: int) -> None:
+        """Keep the first ``tokens`` tokens; a window cut through becomes exact values again."""
+        if self.tail is None or tokens >= self.tokens:
+            return
+        if tokens < self.encoded:
+            self._reopen(tokens)
+        else:
+            self.tail = self.tail[..., : tokens - self.encoded, :]
+
+    def _reopen(self, tokens: int) -> None:
+        everything, kept = self.fetch(), []
+        for piece in self.kept:
+            left = tokens - sum(k.tokens for k in kept)
+            unit = self._unit(piece, min(left, piece.tokens))
+            cut = piece.prefix(everything.shape, unit)
+            if cut is None:
+                break
+            kept.append(cut)
+            if cut.tokens < piece.tokens:
+                break
+        self.kept = kept
+        self.tail = mx.contiguous(everything[..., self.encoded : tokens, :])
+
+    def _unit(self, piece: Kept, tokens: int) -> int:
+        """The most tokens up to ``tokens`` that the codec can cut at."""
+        return tokens if piece.codec.id == "raw" else sum(piece.codec.span(tokens, 1))
+
+    def value(self) -> Value:
+        """What a snapshot holds of these rows; saved as it is."""
+        tail = self.tail
+        if tail is None:
+            raise CacheError("an empty cache has no rows", rule="L2")
+        shape = (*tail.shape[:-2], self.tokens, tail.shape[-1])
+        return Value(shape, tail.dtype, tail, tuple(self.kept))
+
+
+class PackedKVCache:
+    """mlx-lm's cache protocol over compressed rows.
+
+    ``nbytes`` is what is held. Keys and values are decoded for each call of
+    ``update_and_fetch`` and let go after it. There is no ``bits`` attribute:
+    mlx-lm would take the cache for one of its own quantized ones.
+
+    Args:
+        keys: Rows of the keys.
+        values: Rows of the values.
+        max_tokens: Refuse to grow beyond; ``None`` for no limit.
+    """
+
+    def __init__(self, keys: Rows, values: Rows, max_tokens: int | None = None):
+        self.rows_keys, self.rows_values, self.max_tokens = keys, values, max_tokens
+
+    @property
+    def offset(self) -> int:
+        return self.rows_keys.tokens
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append ``(B, H, T, D)`` and return all keys and values, decoded.
+
+        Raises:
+            CacheError: More than ``max_tokens`` (L9).
+        """
+        after = self.offset + keys.shape[-2]
+        if self.max_tokens is not None and after > self.max_tokens:
+            raise CacheError(f"{after} tokens, the limit is {self.max_tokens}", rule="L9")
+        self.rows_keys.append(keys)
+        self.rows_values.append(values)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        return self.rows_keys.fetch(), self.rows_values.fetch()
+
+    @property
+    def state(self) -> list[Any]:
+        """All arrays held, for ``mx.eval``."""
+        rows = (self.rows_keys, self.rows_values)
+        tails = [r.tail for r in rows if r.tail is not None]
+        return [*tails, *(k.parts for r in rows for k in r.kept)]
+
+    @property
+    def meta_state(self) -> str:
+        """mlx-lm 0.31 asks for it."""
+        return ""
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows_keys.nbytes + self.rows_values.nbytes
+
+    def size(self) -> int:
+        return self.offset
+
+    def empty(self) -> bool:
+        return self.offset == 0
+
+    def is_trimmable(self) -> bool:
+        return True
+
+    def trim(self, n: int) -> int:
+        n = min(self.offset, n)
+        keep = self.offset - n
+        self.rows_keys.trim(keep)
+        self.rows_values.trim(keep)
+        return n
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
+        from mlx_lm.models.cache import create_attention_mask
+
+        return create_attention_mask(*args, offset=self.offset, **kwargs)
+
+    def dense(self) -> Any:
+        """The same tokens as mlx-lm's KVCache."""
+        from mlx_lm.models.cache import KVCache
+
+        cache = KVCache()
+        if not self.empty():
+            cache.keys, cache.values = self.keys_and_values()
+            cache.offset = self.offset
+        return cache
+
+    @classmethod
+    def merge(cls, caches: Sequence[Self]) -> Any:
+        """One batch cache for mlx-lm's server; it is dense."""
+        from mlx_lm.models.cache import BatchKVCache
+
+        return BatchKVCache.merge([c.dense() for c in caches])
+
+    def snapshot(self) -> Snapshot:
+        """What ``vkv.save`` stores: the codes as they are, the tail exact."""
+        if self.empty():
+            return Snapshot("kv", {"offset": 0})
+        values = {"keys": self.rows_keys.value(), "values": self.rows_values.value()}
+        return Snapshot("kv", {"offset": self.offset}, values)
