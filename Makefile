@@ -14,7 +14,7 @@ comma  := ,
 BLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 /usr/lib/*-linux-gnu/libopenblas.so.0))
 RUN  := $(if $(BLAS),env LD_PRELOAD=$(BLAS) OPENBLAS_NUM_THREADS=1)
 
-.PHONY: test lint types tests tests-old demo spec format clean
+.PHONY: bench test lint types tests tests-old demo spec format clean
 
 test: lint types tests tests-old
 
@@ -44,6 +44,10 @@ tests-old: $(OLD)/.done
 
 demo: $(VENV)/.done
 	$(RUN) $(BIN)/vkv demo
+
+# Times the hot paths; compare lines of one run only.
+bench: $(VENV)/.done
+	$(BIN)/python -m pytest -q tests/bench --benchmark-enable --benchmark-sort=name --benchmark-columns=median,iqr,rounds
 
 # Rewrites what a test compares with the code.
 spec: $(VENV)/.done

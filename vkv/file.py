@@ -43,7 +43,7 @@ class CacheFile:
         """Start reading stored tensors in the background; ``array`` then waits for them."""
         new = [n for n in dict.fromkeys(names) if n not in self._reading]
         arrays = {name: self._allocate(name) for name in new}
-        mx.async_eval(list(arrays.values()))
+        mx.async_eval(list(arrays.values()))  # type: ignore[no-untyped-call]
         for name, out in arrays.items():
             self._reading[name] = _readers().submit(self._fill, name, out)
 

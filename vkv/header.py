@@ -8,6 +8,7 @@ so equal headers are equal bytes and the file's id is a digest of them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from math import prod
 from typing import Annotated, Any
 
@@ -363,7 +364,7 @@ def _check_rope(index: int | None, header: Header, at: str) -> None:
         raise HeaderError(f"rope {index} of {len(header.ropes)}", rule="H6", at=at)
 
 
-def metadata(values: dict[str, Any] | None) -> dict[str, str]:
+def metadata(values: Mapping[str, Any] | None) -> dict[str, str]:
     """Check user metadata: text to text, as ``mlx_lm.save_prompt_cache`` has it.
 
     Raises:

@@ -31,7 +31,13 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """All findings about one file; ``ok`` if none is an error."""
+    """All findings about one file; ``ok`` if none is an error.
+
+    Attributes:
+        path: As it was given.
+        deep: Whether every tensor was decoded.
+        findings: In the order of the file.
+    """
 
     path: str
     deep: bool
@@ -79,8 +85,8 @@ def validate(
         report.findings.append(_finding(exc))
         return report
     with document:
-        for exc in _errors(document, deep, model, tokenizer):
-            report.findings.append(_finding(exc))
+        found = _errors(document, deep, model, tokenizer)
+        report.findings += [_finding(error) for error in found]
         report.findings += _warnings(document)
     return report
 
@@ -90,16 +96,9 @@ def _finding(exc: VkvError, severity: str = "error") -> Finding:
 
 
 def _errors(document: Document, deep: bool, model: Any, tokenizer: Any) -> Iterator[VkvError]:
-    yield from _layer_errors(document)
-    yield from _codec_errors(document)
-    bad = set()
-    for name in document.header.tensors:
-        try:
-            document.read(name)
-        except VkvError as exc:
-            bad.add(name)
-            yield exc
-    if deep and not bad:
+    found = [*_layer_errors(document), *_codec_errors(document), *_digest_errors(document)]
+    yield from found
+    if deep and not found:  # values mean something only where all else is right
         yield from _value_errors(document)
     if model is not None or tokenizer is not None:
         yield from _owner_errors(document, model, tokenizer)
@@ -131,21 +130,31 @@ def _codec_errors(document: Document) -> Iterator[VkvError]:
             yield exc.within(path)
 
 
+def _digest_errors(document: Document) -> Iterator[VkvError]:
+    for name in document.header.tensors:
+        try:
+            document.read(name)
+        except VkvError as exc:
+            yield exc
+
+
 def _value_errors(document: Document) -> Iterator[VkvError]:
-    """Decode each segment once; values must be finite, as no model makes others."""
+    """Decode each tensor once; values must be finite, as no model makes others."""
     import mlx.core as mx
 
     from vkv.file import CacheFile
+    from vkv.live.decode import decode
 
     file = CacheFile(document)
-    for path, _, tensor, segment in segments(document.header):
-        try:
-            x = file.decode_segment(tensor, tensor.segments.index(segment), path)
-        except VkvError as exc:
-            yield exc
-            continue
-        if mx.issubdtype(x.dtype, mx.floating) and not mx.isfinite(x).all().item():
-            yield VkvError("holds values that are not finite", rule="D2", at=path)
+    for path, layer in walk(document.header.layers):
+        for name in sorted(layer.tensors):
+            try:
+                x = decode(file, layer, name, path)
+            except VkvError as exc:
+                yield exc
+                continue
+            if mx.issubdtype(x.dtype, mx.floating) and not mx.isfinite(x).all().item():
+                yield VkvError("holds values that are not finite", rule="D2", at=f"{path}.{name}")
 
 
 def _owner_errors(document: Document, model: Any, tokenizer: Any) -> Iterator[VkvError]:

@@ -162,4 +162,5 @@ def nbytes(codec: Codec, shape: tuple[int, ...]) -> int:
 def memory(x: mx.array) -> memoryview:
     """The bytes of an evaluated, contiguous array, without a copy."""
     x = x.reshape(1) if x.ndim == 0 else x
-    return memoryview(x if x.dtype == mx.uint8 else x.view(mx.uint8)).cast("B")
+    data: Any = x if x.dtype == mx.uint8 else x.view(mx.uint8)
+    return memoryview(data).cast("B")

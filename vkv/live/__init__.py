@@ -1,0 +1,1 @@
+"""Live mlx-lm caches: taken apart, planned into a file, and made again."""

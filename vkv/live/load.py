@@ -72,7 +72,7 @@ def check_owner(head: Header, model: Any, tokenizer: Any, *, force: bool = False
     Raises:
         MismatchError: They differ (I1), unless ``force``, which only warns.
     """
-    wrong, odd = _model(head, model), []
+    wrong, odd = _model(head, model), list[str]()
     if tokenizer is not None and head.tokenizer is not None:
         live = identity.of_tokenizer(tokenizer)
         errors, odd = identity.tokenizer_differences(head.tokenizer, live)

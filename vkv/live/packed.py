@@ -93,7 +93,7 @@ class Rows:
             self.tail = self.tail[..., : tokens - self.encoded, :]
 
     def _reopen(self, tokens: int) -> None:
-        everything, kept = self.fetch(), []
+        everything, kept = self.fetch(), list[Kept]()
         for piece in self.kept:
             left = tokens - sum(k.tokens for k in kept)
             unit = self._unit(piece, min(left, piece.tokens))

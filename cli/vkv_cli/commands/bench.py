@@ -1,0 +1,106 @@
+"""``vkv bench``: rate, quality and speed of codecs on a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vkv.errors import VkvError
+from vkv_cli import text
+from vkv_cli.models import ModelChoice, load_model
+from vkv_cli.options import model_options
+from vkv_cli.progress import progress
+
+
+@click.command()
+@model_options(required=True)
+@click.option(
+    "--text",
+    "source",
+    type=click.Path(exists=True, dir_okay=False),
+    required=True,
+    help="A text file; its first tokens are the context, the next ones the test.",
+)
+@click.option("--context", default=1024, show_default=True, help="Tokens in the cache.")
+@click.option("--test", default=256, show_default=True, help="Tokens read after it.")
+@click.option("--codecs", help="Codec strings, separated by spaces; KEYS/VALUES for one each.")
+@click.option("--repeat", default=3, show_default=True, help="Runs behind each median.")
+@click.option("--peers", is_flag=True, help="Also mlx-lm's own files, and veloxquant-mlx.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for results.json, kl.png and load.png.",
+)
+@text.json_option
+def bench(
+    choice: ModelChoice,
+    source: str,
+    context: int,
+    test: int,
+    codecs: str | None,
+    repeat: int,
+    peers: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure codecs on one prompt cache of a model.
+
+    The context is prefilled once. Every codec encodes, writes and loads that cache,
+    and the model reads the test tokens after it; the raw cache is the zero.
+    """
+    from vkv.bench import Bench, default_codecs
+    from vkv.bench.report import aligned
+
+    names = codecs.split() if codecs else default_codecs()
+    words = Path(source).read_text(encoding="utf-8")
+    model, tokenizer = load_model(choice)
+    ids = tokenizer.encode(words)
+    with progress("prefill", unit="tokens") as report:
+        run = Bench(
+            model,
+            ids,
+            context=context,
+            test=test,
+            repeat=repeat,
+            name=Path(choice.model or "").name,
+            progress=report,
+        )
+    with progress("codecs", unit="rows") as report:
+        for i, _ in enumerate(run.run(names)):
+            report(i + 1, len(names))
+        if peers:
+            _peers(run)
+    results = run.results
+    if as_json:
+        text.echo_json(results.to_dict())
+    else:
+        click.echo(aligned(results.table()))
+        for row in results.rows:
+            for note in row.notes:
+                click.echo(f"{row.name}: {note}")
+        click.echo(f"first token from scratch: {results.first_token_cold:.2f} s")
+    if output is not None:
+        _write(output, results)
+
+
+def _peers(run: object) -> None:
+    from vkv.bench import Bench
+    from vkv.bench.peers import rows
+
+    assert isinstance(run, Bench)
+    run.results.rows.extend(rows(run))
+
+
+def _write(folder: Path, results: object) -> None:
+    from vkv.bench import Results
+    from vkv.bench.plot import draw
+
+    assert isinstance(results, Results)
+    folder.mkdir(parents=True, exist_ok=True)
+    results.write(folder / "results.json")
+    try:
+        draw(results, folder)
+    except VkvError as exc:
+        click.echo(f"vkv: warning: {exc}", err=True)

@@ -1,0 +1,187 @@
+"""Runs the bench: one raw cache, then one row per codec."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from vkv import codecs, identity
+from vkv.bench.quality import compare, log_probs, relative_error
+from vkv.bench.report import Results, Row
+from vkv.bench.timing import Timing, median
+from vkv.document import open_document
+from vkv.errors import VkvError
+from vkv.file import CacheFile
+from vkv.info import Info
+from vkv.live import kinds
+from vkv.live.decode import decode
+from vkv.live.load import load
+from vkv.live.plan import Plan, add_layer
+from vkv.live.save import save, wish
+
+#: Tokens per forward pass of the prefill.
+STEP = 512
+
+
+def default_codecs() -> list[str]:
+    """The settings that each codec of the table gives as its examples, raw first."""
+    found = [text for codec in codecs.CODECS.values() for text in codec.examples]
+    return sorted(found, key=lambda text: (text != "raw", text))
+
+
+class Bench:
+    """One model, one text, one raw cache.
+
+    Args:
+        model: An mlx-lm model.
+        tokens: Ids of the text: at least ``context + test``.
+        context: Tokens in the cache.
+        test: Tokens read after it.
+        repeat: Runs behind each median.
+        name: How results call the model.
+        progress: Called with (tokens done, context) during the prefill.
+
+    Raises:
+        VkvError: The text is too short.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokens: Sequence[int],
+        *,
+        context: int,
+        test: int,
+        repeat: int = 3,
+        name: str = "",
+        progress: Callable[[int, int], None] | None = None,
+    ):
+        if len(tokens) < context + test or context < 1 or test < 2:
+            raise VkvError(
+                f"a text of {len(tokens)} tokens, expected {context} of context and {test} of test",
+                at="bench",
+            )
+        self.model, self.repeat = model, repeat
+        self.ids = list(tokens[:context])
+        self.test = list(tokens[context : context + test])
+        self.raw, seconds = self._prefill(progress)
+        start = time.perf_counter()
+        self.reference = log_probs(model, self.clone(), self.test)
+        self._one = (time.perf_counter() - start) / test
+        elements = sum(_elements(c) for c in self.raw)
+        self.results = Results(name, context, test, elements, seconds)
+
+    def _prefill(self, progress: Callable[[int, int], None] | None) -> tuple[list[Any], float]:
+        from mlx_lm.models.cache import make_prompt_cache
+
+        cache = make_prompt_cache(self.model)
+        start = time.perf_counter()
+        for at in range(0, len(self.ids), STEP):
+            out = self.model(mx.array([self.ids[at : at + STEP]]), cache=cache)
+            mx.eval(out)
+            if progress is not None:
+                progress(min(at + STEP, len(self.ids)), len(self.ids))
+        return cache, time.perf_counter() - start
+
+    def clone(self) -> list[Any]:
+        """A copy of the raw cache; growing it leaves the raw one as it is."""
+        return copy.deepcopy(self.raw)
+
+    def run(self, names: Sequence[str] | None = None) -> Iterator[Row]:
+        """Measure each codec string; rows are also kept in ``results``."""
+        for name in names or default_codecs():
+            row = self.row(name)
+            self.results.rows.append(row)
+            yield row
+
+    def row(self, name: str) -> Row:
+        """Measure one codec string, ``KEYS/VALUES`` for one each."""
+        keys, _, values = name.partition("/")
+        codec = {"keys": keys, "values": values or keys}
+        with tempfile.TemporaryDirectory(prefix="vkv-bench-") as folder:
+            path = Path(folder) / "cache.vkv"
+            save_time = median(lambda: self._save(path, codec), self.repeat)
+            load_time = median(lambda: load(path), self.repeat)
+            mx.reset_peak_memory()
+            before = mx.get_active_memory()
+            prompt = load(path)
+            peak = mx.get_peak_memory() - before
+            return self._row(name, codec, path, prompt.cache, save_time, load_time, peak)
+
+    def _save(self, path: Path, codec: dict[str, str]) -> Info:
+        return save(path, self.raw, tokens=self.ids, model=self.model, codec=codec)
+
+    def _row(
+        self,
+        name: str,
+        codec: dict[str, str],
+        path: Path,
+        cache: list[Any],
+        save_time: Timing,
+        load_time: Timing,
+        peak: int,
+    ) -> Row:
+        info = load(path).info
+        groups = info.accounting.groups
+        errors = {n: self._error(cache, n) for n in ("keys", "values")}
+        first = time.perf_counter()
+        mx.eval(self.model(mx.array([self.test[:1]]), cache=copy.deepcopy(cache)))
+        step = time.perf_counter() - first
+        return Row(
+            name=name,
+            family=name.partition(":")[0],
+            bits=info.accounting.bits,
+            size=info.size,
+            ratio=info.accounting.ratio,
+            quality=compare(self.reference, log_probs(self.model, cache, self.test), self.test),
+            bits_keys=groups["keys"].bits if "keys" in groups else None,
+            bits_values=groups["values"].bits if "values" in groups else None,
+            error_keys=errors["keys"],
+            error_values=errors["values"],
+            encode=median(lambda: self._encode(codec), self.repeat),
+            save=save_time,
+            load=load_time,
+            decode=median(lambda: _decode(path), self.repeat),
+            peak=peak,
+            first_token=load_time.seconds + step,
+            notes=tuple(info.notes),
+        )
+
+    def _encode(self, codec: dict[str, str]) -> None:
+        """All that a save does but hashing and writing."""
+        found, ropes = identity.of_model(self.model)
+        plan = Plan(wish(codec), list(ropes), found.ropes)
+        for i, cache in enumerate(self.raw):
+            add_layer(plan, kinds.take(cache), f"layers.{i}", i)
+        for pending in plan.tensors.values():
+            pending.load()
+
+    def _error(self, cache: list[Any], name: str) -> float | None:
+        """Relative squared error of all keys or values."""
+        error = power = 0.0
+        for raw, other in zip(self.raw, cache, strict=True):
+            x, y = (kinds.take(c).values.get(name) for c in (raw, other))
+            if x is None or y is None or x.x is None or y.x is None:
+                continue
+            e, p = relative_error(x.x, y.x, centred=name == "keys")
+            error, power = error + e, power + p
+        return error / power if power else None
+
+
+def _decode(path: Path) -> None:
+    """Decode every tensor from memory, without verifying."""
+    with open_document(path.read_bytes()) as document:
+        file = CacheFile(document, verify=False)
+        for i, layer in enumerate(document.header.layers):
+            mx.eval([decode(file, layer, name, f"layers[{i}]") for name in layer.tensors])
+
+
+def _elements(cache: Any) -> int:
+    values = kinds.take(cache).values.values()
+    return sum(v.x.size for v in values if v.x is not None)
