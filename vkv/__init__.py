@@ -2,7 +2,7 @@
 
 ::
 
-    info   = vkv.save("sys.vkv", cache, tokens=ids, model=model, tokenizer=tok, codec="affine:bits=4")
+    info   = vkv.save("sys.vkv", cache, tokens=ids, model=model, tokenizer=tok, codec="raw")
     prompt = vkv.load("sys.vkv", model=model, tokenizer=tok)
     rest   = prompt.resume(ids + more)      # what is still to be computed
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vkv._version import VERSION as __version__
+from vkv._version import __version__
 
 if TYPE_CHECKING:
     from vkv.compat import load_prompt_cache, save_prompt_cache
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vkv.errors import VkvError
     from vkv.info import Info, inspect
     from vkv.live.load import load
+    from vkv.live.make import make_prompt_cache
     from vkv.live.prompt import Prompt
     from vkv.live.save import save
     from vkv.validate import Report, validate
@@ -37,6 +38,7 @@ _HOME = {
     "inspect": "vkv.info",
     "load": "vkv.live.load",
     "load_prompt_cache": "vkv.compat",
+    "make_prompt_cache": "vkv.live.make",
     "save": "vkv.live.save",
     "save_prompt_cache": "vkv.compat",
     "validate": "vkv.validate",
@@ -53,6 +55,7 @@ __all__ = [
     "inspect",
     "load",
     "load_prompt_cache",
+    "make_prompt_cache",
     "save",
     "save_prompt_cache",
     "validate",

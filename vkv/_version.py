@@ -1,3 +1,3 @@
 """The version of the package. The format has a version of its own: ``vkv.header.VERSION``."""
 
-VERSION = "0.1.0"
+__version__ = "0.1.0"

@@ -6,7 +6,7 @@
     ├── ContainerError      the safetensors framing is broken          (rules C*)
     ├── HeaderError         the header is broken                       (rules H*)
     ├── DigestError         stored bytes do not match their digest     (rules D*)
-    ├── CodecError          codec parameters or parts are broken       (rules K*, and one letter a codec)
+    ├── CodecError          codec parameters or parts are broken       (rules K*, and the codec's)
     ├── UnsupportedError    a newer file than this build can read      (H3, H4)
     │   └── UnknownCodecError                                          (K1)
     ├── MismatchError       the file belongs to another model          (rules I*)

@@ -22,7 +22,7 @@ from mlx_lm.models.cache import (
 
 import vkv
 from vkv.codecs.base import memory
-from vkv.errors import CacheError
+from vkv.errors import CacheError, VkvError
 from vkv.live.kinds import KINDS, cache_class, take
 
 
@@ -313,9 +313,28 @@ class Wrapper:
         return getattr(self._inner, name)
 
 
-def numpy_slot():
+def holding(x):
     cache = ArraysCache(1)
-    cache[0] = np.ones(3)
+    cache[0] = x
+    return cache
+
+
+def changed(cache=None, **attributes):
+    """A filled cache with some attributes of other types or forms than mlx-lm gives them."""
+    cache = cache or fill(KVCache(), 3)
+    for name, value in attributes.items():
+        setattr(cache, name, value)
+    return cache
+
+
+def quantized():
+    return fill(QuantizedKVCache(32, 4), 3, **CODES)
+
+
+def nested(depth):
+    cache = KVCache()
+    for _ in range(depth):
+        cache = CacheList(cache)
     return cache
 
 
@@ -327,13 +346,31 @@ def numpy_slot():
         (lambda: Wrapper(fill(KVCache(), 3)), "L1", r"cannot store a \S*test_kinds\.Wrapper;"),
         (lambda: BatchKVCache([0]), "L1", "BatchKVCache.*extract one sequence of the batch first"),
         (lambda: CacheList(KVCache(), Sub()), "L1", r"test_kinds\.Sub;"),
-        (numpy_slot, "L2", "slot 0 is ndarray, expected an array or None"),
+        (lambda: holding(np.ones(3)), "L2", "ndarray, expected an array"),
+        (lambda: holding([1.0]), "L2", "list, expected an array"),
+        (lambda: holding(mx.ones((1,) * 9)), "L2", "no file can hold mlx.core.float32"),
+        (lambda: changed(keys=mx.ones((1, 1, 3, 4), mx.float64)), "L2", "mlx.core.float64"),
+        (lambda: changed(keys=mx.ones((1, 3, 4))), "L2", r"expected \(B, H, T, D\)"),
+        (lambda: changed(keys=mx.ones((3,))), "L2", r"expected \(B, H, T, D\)"),
+        (lambda: changed(values=None), "L2", r"values: NoneType, expected an array"),
+        (lambda: changed(offset=mx.array(3)), "L2", "offset is of type array"),
+        (lambda: changed(offset=300), "L5", "256 rows, its scalars say 300"),
+        (lambda: changed(offset=-1), "L3", "'offset' is -1, expected a whole number"),
+        (lambda: changed(values=mx.ones((1, 1, 3, 4))), "L4", "alike but for D"),
+        (lambda: RotatingKVCache(None), "L2", "max_size is of type NoneType"),
+        (lambda: changed(quantized(), keys=mx.ones((1, 1, 3, 4))), "L2", "expected three arrays"),
+        (lambda: changed(quantized(), keys=(mx.ones(3), None, None)), "L2", r"keys\.codes: \(3,\)"),
+        (lambda: changed(quantized(), bits=8), "K3", "expected"),
+        (lambda: changed(quantized(), bits=7), "A1", "7 is not one of"),
+        (lambda: ArraysCache(65), "L3", "65 slots, the limit is 64"),
+        (lambda: nested(5), "L3", "nested deeper than 4 lists"),
+        (lambda: changed(ChunkedKVCache(8), start_position=248), "L5", "starts at 248, past"),
         (lambda: None, "L1", "cannot store a builtins.NoneType;"),
     ],
 )
 def test_one_unsavable_layer_in_eight_and_nothing_is_written(make, rule, message, tmp_path):
     cache = [fill(KVCache(), 3) for _ in range(7)] + [make()]
-    with pytest.raises(CacheError, match=message) as caught:
+    with pytest.raises(VkvError, match=message) as caught:
         vkv.save(tmp_path / "a.vkv", cache)
     assert caught.value.rule == rule
     assert str(caught.value).startswith("layers[7]")

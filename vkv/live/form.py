@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vkv.errors import CacheError
-from vkv.header import Header, Layer, walk
+from vkv.header import MAX_DEPTH, Header, Layer, walk
 
 #: Kind -> names of its scalars.
 SCALARS: dict[str, tuple[str, ...]] = {
@@ -44,6 +44,8 @@ def check_layer(layer: Layer, at: str) -> None:
             raise CacheError(
                 f"scalar {name!r} is {value!r}, expected a whole number", rule="L3", at=at
             )
+    if at.count("children") > MAX_DEPTH:
+        raise CacheError(f"nested deeper than {MAX_DEPTH} lists", rule="L3", at=at)
     if layer.children and layer.kind != "list":
         raise CacheError(f"a layer of kind {layer.kind!r} with children", rule="L3", at=at)
     for name, tensor in sorted(layer.tensors.items()):

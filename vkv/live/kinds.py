@@ -7,6 +7,7 @@ taken, never the padding of a growing buffer.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from vkv.codecs.affine import Affine
-from vkv.codecs.base import NAMES
+from vkv.codecs.base import NAMES, check_layout
 from vkv.errors import CacheError
 from vkv.live import origin
 from vkv.live.kept import Kept
@@ -54,6 +55,18 @@ class Snapshot:
     origin: Origin | None = None
 
 
+#: Sizes that a shape in a file may have.
+MAX_NDIM = 8
+
+
+class Packed(ABC):
+    """A cache of vkv's own that holds codes: it takes itself apart."""
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """What ``vkv.save`` stores of it."""
+
+
 #: What a loaded tensor is: an array, or codec and parts for caches that keep codes.
 Loaded = dict[str, Any]
 
@@ -77,18 +90,39 @@ class Kind:
     codes: bool = False
 
 
-def _array(x: mx.array) -> Value:
-    return Value(x.shape, x.dtype, x)
+def _numbers(cache: Any, **attributes: str) -> dict[str, int]:
+    """Scalars by name, from attributes that must be whole numbers (L2)."""
+    found = {name: getattr(cache, attribute) for name, attribute in attributes.items()}
+    for name, value in found.items():
+        if type(value) is not int:
+            text = f"{name} is of type {type(value).__name__}, expected a whole number"
+            raise CacheError(text, rule="L2")
+    return found
+
+
+def _array(x: Any, name: str) -> mx.array:
+    """Return ``x`` if it is an array that a file can hold (L2)."""
+    if not isinstance(x, mx.array):
+        raise CacheError(f"{type(x).__name__}, expected an array", rule="L2", at=name)
+    if x.dtype not in NAMES or x.ndim > MAX_NDIM:
+        raise CacheError(f"no file can hold {x.dtype} {x.shape}", rule="L2", at=name)
+    return x
+
+
+def _first(x: Any, count: int, name: str) -> mx.array:
+    """The first ``count`` rows of ``(B, H, T, D)``."""
+    x = _array(x, name)
+    if x.ndim != 4:
+        raise CacheError(f"{x.shape}, expected (B, H, T, D)", rule="L2", at=name)
+    return x[..., :count, :]
 
 
 def _rows(cache: Any, count: int) -> dict[str, Value]:
     """Keys and values of the first ``count`` slots; nothing for an empty cache."""
     if cache.keys is None or count == 0:
         return {}
-    return {
-        "keys": _array(cache.keys[..., :count, :]),
-        "values": _array(cache.values[..., :count, :]),
-    }
+    rows = {name: _first(getattr(cache, name), count, name) for name in ("keys", "values")}
+    return {name: Value(x.shape, x.dtype, x) for name, x in rows.items()}
 
 
 def _set_rows(cache: Any, loaded: Loaded) -> Any:
@@ -97,7 +131,8 @@ def _set_rows(cache: Any, loaded: Loaded) -> Any:
 
 
 def _take_kv(cache: Any) -> Snapshot:
-    return Snapshot("kv", {"offset": cache.offset}, _rows(cache, cache.offset))
+    scalars = _numbers(cache, offset="offset")
+    return Snapshot("kv", scalars, _rows(cache, cache.offset))
 
 
 def _make_kv(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
@@ -107,18 +142,13 @@ def _make_kv(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
 
 
 def _take_concatenate(cache: Any) -> Snapshot:
-    return Snapshot("concatenate", {"offset": cache.offset}, _rows(cache, cache.offset))
+    scalars = _numbers(cache, offset="offset")
+    return Snapshot("concatenate", scalars, _rows(cache, cache.offset))
 
 
 def _take_rotating(cache: Any) -> Snapshot:
-    held = 0 if cache.keys is None else min(cache.offset, cache.keys.shape[2])
-    scalars = {
-        "offset": cache.offset,
-        "keep": cache.keep,
-        "max_size": cache.max_size,
-        "idx": cache._idx,
-    }
-    return Snapshot("rotating", scalars, _rows(cache, held))
+    scalars = _numbers(cache, offset="offset", keep="keep", max_size="max_size", idx="_idx")
+    return Snapshot("rotating", scalars, _rows(cache, cache.offset))
 
 
 def _make_rotating(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
@@ -128,11 +158,7 @@ def _make_rotating(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
 
 
 def _take_chunked(cache: Any) -> Snapshot:
-    scalars = {
-        "offset": cache.offset,
-        "chunk_size": cache.chunk_size,
-        "start": cache.start_position,
-    }
+    scalars = _numbers(cache, offset="offset", chunk_size="chunk_size", start="start_position")
     return Snapshot("chunked", scalars, _rows(cache, cache.offset - cache.start_position))
 
 
@@ -143,21 +169,23 @@ def _make_chunked(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
 
 
 def _take_quantized(cache: Any) -> Snapshot:
-    scalars = {"offset": cache.offset, "bits": cache.bits, "group_size": cache.group_size}
+    scalars = _numbers(cache, offset="offset", bits="bits", group_size="group_size")
     held = cache.keys is not None and cache.offset > 0
-    return Snapshot(
-        "quantized",
-        scalars,
-        {n: _codes(cache, getattr(cache, n)) for n in ("keys", "values")} if held else {},
-    )
+    names = ("keys", "values") if held else ()
+    return Snapshot("quantized", scalars, {name: _codes(cache, name) for name in names})
 
 
-def _codes(cache: Any, held: tuple[mx.array, mx.array, mx.array]) -> Value:
-    codes, scales, biases = (part[..., : cache.offset, :] for part in held)
+def _codes(cache: Any, name: str) -> Value:
+    held = getattr(cache, name)
+    if not isinstance(held, tuple | list) or len(held) != len(Affine.roles):
+        raise CacheError(f"{type(held).__name__}, expected three arrays", rule="L2", at=name)
+    named = zip(Affine.roles, held, strict=True)
+    parts = {part: _first(x, cache.offset, f"{name}.{part}") for part, x in named}
+    scales = parts["scales"]
     codec = Affine(bits=cache.bits, group=cache.group_size, scale=NAMES[scales.dtype])
     shape = (*scales.shape[:-1], scales.shape[-1] * cache.group_size)
-    parts = {"codes": codes, "scales": scales, "biases": biases}
-    return Value(shape, scales.dtype, kept=(Kept(codec, parts, cache.offset, codec.roles),))
+    check_layout(codec, parts, shape)
+    return Value(shape, scales.dtype, kept=(Kept(codec, parts, scales.shape[-2], codec.roles),))
 
 
 def _make_quantized(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
@@ -178,14 +206,8 @@ def _make_quantized(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:
 def _take_arrays(cache: Any) -> Snapshot:
     held = {str(i): x for i, x in enumerate(cache.cache)}
     held |= {name: getattr(cache, name, None) for name in ("left_padding", "lengths")}
-    for name, x in held.items():
-        if x is not None and not isinstance(x, mx.array):
-            raise CacheError(
-                f"slot {name} is {type(x).__name__}, expected an array or None", rule="L2"
-            )
-    values = {
-        name: Value(x.shape, x.dtype, x, tokens=False) for name, x in held.items() if x is not None
-    }
+    arrays = {name: _array(x, name) for name, x in held.items() if x is not None}
+    values = {name: Value(x.shape, x.dtype, x, tokens=False) for name, x in arrays.items()}
     return Snapshot("arrays", {"size": len(cache.cache)}, values)
 
 
@@ -250,6 +272,8 @@ def take(cache: Any) -> Snapshot:
             no file can hold (L2). A subclass is refused by name: it may keep
             state that its base class knows nothing of.
     """
+    if isinstance(cache, Packed):
+        return cache.snapshot()
     for kind in KINDS.values():
         if type(cache) is cache_class(kind):
             return replace(_computed(kind.take(cache)), origin=origin.of(cache))

@@ -16,9 +16,12 @@ from vkv.info import of_document
 from vkv.live.decode import decode
 from vkv.live.form import check_layers
 from vkv.live.kinds import KINDS, Loaded, cache_class
+from vkv.live.make import packed_layer
 from vkv.live.origin import Origin, attach
 from vkv.live.prompt import Prompt
 from vkv.live.save import Progress
+
+LIVE = ("dense", "packed")
 
 
 def load(
@@ -26,6 +29,7 @@ def load(
     *,
     model: Any = None,
     tokenizer: Any = None,
+    live: str = "dense",
     force: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
@@ -37,6 +41,8 @@ def load(
         model: The model that will go on from the cache; a file made with another
             one is refused, naming what differs.
         tokenizer: Its tokenizer, compared likewise. Another chat template only warns.
+        live: ``"dense"`` for mlx-lm's own cache classes; ``"packed"`` for caches that
+            hold the codes of the file and decode on fetch, where a layer has codes.
         force: Load in spite of differences, with a warning.
         verify: Check the digest of every tensor that is read.
         progress: Called with (bytes done, bytes in all).
@@ -49,6 +55,8 @@ def load(
         VkvError: The file is damaged, or needs what this build lacks.
         OSError: It cannot be opened.
     """
+    if live not in LIVE:
+        raise CacheError(f"live={live!r} is not one of {LIVE}", rule="L10")
     file = open_file(path, verify=verify)
     try:
         check_layers(file.header)
@@ -58,7 +66,8 @@ def load(
         cache = []
         for i, layer in enumerate(layers):
             file.prefetch(n for ahead in layers[i : i + 2] for n in _stored(ahead))
-            cache.append(_layer(file, layer, f"layers[{i}]", count))
+            packed = packed_layer(file, layer, f"layers[{i}]") if live == "packed" else None
+            cache.append(packed or _layer(file, layer, f"layers[{i}]", count))
         prompt = Prompt(cache, file.document.tokens(), of_document(file.document))
     except BaseException:
         file.close()

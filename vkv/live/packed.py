@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
 import mlx.core as mx
 
+from vkv.codecs import Choice
 from vkv.codecs.base import NAMES, Codec
 from vkv.codecs.raw import Raw
 from vkv.errors import CacheError
 from vkv.header import Rope
 from vkv.live.kept import Kept, joined
-from vkv.live.kinds import Snapshot, Value
+from vkv.live.kinds import Packed, Snapshot, Value
 from vkv.live.rope import rotate
 
 
@@ -24,15 +26,40 @@ class Rows:
     tokens alone, not on how many came in one call.
 
     Args:
-        codec: Encodes what leaves the tail.
-        rope: Of the keys, if ``codec`` wants them without it.
+        choice: The codec that encodes what leaves the tail.
+        name: ``"keys"`` or ``"values"``.
+        rope: Of the keys, for codecs that want them without it.
         residual: Tokens that stay exact at least, once there are as many.
+        kept: Codes to go on from.
+        tail: Exact tokens behind them.
+
+    Attributes:
+        note: Why nothing is encoded, if the codec refuses such tensors.
     """
 
-    def __init__(self, codec: Codec, rope: Rope | None = None, residual: int = 0):
-        self.codec, self.rope, self.residual = codec, rope, residual
-        self.kept: list[Kept] = []
-        self.tail: mx.array | None = None
+    def __init__(
+        self,
+        choice: Choice,
+        name: str,
+        rope: Rope | None = None,
+        residual: int = 0,
+        kept: Sequence[Kept] = (),
+        tail: mx.array | None = None,
+    ):
+        self.choice, self.name, self.rope, self.residual = choice, name, rope, residual
+        self.kept, self.tail = list(kept), tail
+        self.codec: Codec | None = None
+        self.note: str | None = None
+
+    def _configured(self, x: mx.array) -> Codec:
+        """The codec for tensors like ``x``; one that never encodes if it refuses them."""
+        codec = self.choice.configure(self.name, NAMES[x.dtype])
+        if getattr(codec, "pre_rope", False) and self.rope is None:
+            codec = dataclasses.replace(codec, pre_rope=False)  # type: ignore[type-var]
+        reason = codec.refuses(x.shape, x.dtype)
+        if reason is not None:
+            self.note = f"asked for {self.choice.text}, held raw: {reason}"
+        return codec
 
     @property
     def encoded(self) -> int:
@@ -50,24 +77,27 @@ class Rows:
     def append(self, x: mx.array) -> None:
         """Take in ``x`` of shape ``(B, H, T, D)`` and encode what may leave the tail."""
         self.tail = x if self.tail is None else mx.concatenate([self.tail, x], axis=-2)
+        if self.codec is None:
+            self.codec = self._configured(x)
         ready = self.tail.shape[-2] - self.residual
-        if ready <= 0:
-            return
-        lead, body = self.codec.span(ready, self.encoded)
+        if ready > 0 and self.note is None:
+            self._encode(self.codec, self.tail, *self.codec.span(ready, self.encoded))
+
+    def _encode(self, codec: Codec, x: mx.array, lead: int, body: int) -> None:
+        """Move the first ``lead + body`` tokens of the tail ``x`` into ``kept``."""
         if body == 0:
             return
-        head = self.tail[..., : lead + body, :]
-        self.tail = mx.contiguous(self.tail[..., lead + body :, :])
+        new = []
         if lead:
-            raw = Raw(dtype=NAMES[x.dtype])
-            sink = mx.contiguous(head[..., :lead, :])
-            self.kept.append(Kept(raw, {"data": sink}, lead, {"data": "sink"}))
-        start = self.encoded
-        head = head[..., lead:, :]
-        if self.rope is not None:
-            head = rotate(head, self.rope, start, inverse=True)
-        new = Kept(self.codec, self.codec.encode(head), body, dict(self.codec.roles), self.rope)
-        self.kept = [*self.kept[:-1], *joined([*self.kept[-1:], new])]
+            sink = mx.contiguous(x[..., :lead, :])
+            new.append(Kept(Raw(dtype=NAMES[x.dtype]), {"data": sink}, lead, {"data": "sink"}))
+        rope = self.rope if getattr(codec, "pre_rope", False) else None
+        head = x[..., lead : lead + body, :]
+        if rope is not None:
+            head = rotate(head, rope, self.encoded + lead, inverse=True)
+        new.append(Kept(codec, codec.encode(head), body, dict(codec.roles), rope))
+        self.kept = [*self.kept[:-1], *joined([*self.kept[-1:], *new])]
+        self.tail = mx.contiguous(x[..., lead + body :, :])
         mx.eval(self.tail, [k.parts for k in self.kept])  # lets the exact tokens go
 
     def fetch(self) -> mx.array:
@@ -119,7 +149,7 @@ class Rows:
         return Value(shape, tail.dtype, tail, tuple(self.kept))
 
 
-class PackedKVCache:
+class PackedKVCache(Packed):
     """mlx-lm's cache protocol over compressed rows.
 
     ``nbytes`` is what is held. Keys and values are decoded for each call of

@@ -76,7 +76,7 @@ def save(
     plan = Plan(wish(codec), list(ropes), found.ropes if found else (), reencode)
     head = Header(
         version=header.VERSION,
-        producer=f"vkv {vkv._version.VERSION}",
+        producer=f"vkv {vkv._version.__version__}",
         created=created,
         model=found,
         tokenizer=identity.of_tokenizer(tokenizer) if tokenizer is not None else None,

@@ -1,0 +1,160 @@
+"""Packed caches: what they hold is what the codec makes of the tokens, however they came."""
+
+from __future__ import annotations
+
+import copy
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+import vkv
+from fixtures.models import tiny
+from vkv.errors import CacheError
+from vkv.live.make import make_prompt_cache
+from vkv.live.packed import PackedKVCache
+
+CODECS = ["affine:bits=4,group=32", "raw"]
+TOKENS = 150
+
+
+def rows(seed: int, tokens: int = TOKENS, dim: int = 64) -> tuple[mx.array, mx.array]:
+    keys, values = mx.random.normal((2, 1, 2, tokens, dim), key=mx.random.key(seed))
+    return keys.astype(mx.float16), values.astype(mx.float16)
+
+
+def fresh(codec: str, **options) -> PackedKVCache:
+    return make_prompt_cache(tiny.llama(layers=1), codec, **options)[0]
+
+
+def fed(codec: str, splits: list[int], **options) -> PackedKVCache:
+    cache, start = fresh(codec, **options), 0
+    keys, values = rows(0)
+    for n in splits:
+        cut = slice(start, start + n)
+        cache.update_and_fetch(keys[..., cut, :], values[..., cut, :])
+        start += n
+    return cache
+
+
+def held(cache: PackedKVCache) -> list[mx.array]:
+    """Every array that the cache holds, in a fixed order."""
+    out = []
+    for half in (cache.rows_keys, cache.rows_values):
+        out += [k.parts[name] for k in half.kept for name in sorted(k.parts)]
+        out.append(half.tail)
+    return out
+
+
+def same(a: list[mx.array], b: list[mx.array]) -> bool:
+    return len(a) == len(b) and all(mx.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    "splits",
+    [[1] * TOKENS, [64, 64, 22], [63, 1, 1, 85], [100, *[1] * 50]],
+    ids=["token by token", "windows", "odd", "prefill and decode"],
+)
+def test_state_does_not_depend_on_the_split(codec, splits):
+    assert same(held(fed(codec, [TOKENS])), held(fed(codec, splits)))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_nbytes_is_what_is_held(codec):
+    cache = fed(codec, [TOKENS])
+    assert cache.nbytes == sum(x.nbytes for x in held(cache))
+
+
+def test_it_holds_less_than_the_dense_cache():
+    dense = KVCache()
+    dense.update_and_fetch(*rows(0))
+    assert fed(CODECS[0], [TOKENS]).nbytes < 0.35 * 2 * rows(0)[0].nbytes
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("keep", [0, 1, 63, 64, 65, 149, 150])
+def test_trim(codec, keep):
+    cache = fed(codec, [TOKENS])
+    before = [x[..., :keep, :] for x in cache.keys_and_values()]
+    assert cache.trim(TOKENS - keep) == TOKENS - keep
+    assert cache.offset == keep
+    assert same(list(cache.keys_and_values()), before)
+    after = cache.update_and_fetch(*rows(1, 3))
+    assert [x.shape[-2] for x in after] == [keep + 3] * 2
+    assert same([x[..., :keep, :] for x in after], before)
+
+
+def test_residual_tokens_stay_exact():
+    cache = fed("affine:bits=2,group=32", [TOKENS], residual=40)
+    keys, _ = rows(0)
+    assert cache.rows_keys.tail.shape[-2] == 40
+    assert mx.array_equal(cache.keys_and_values()[0][..., -40:, :], keys[..., -40:, :])
+
+
+def test_too_many_tokens_are_refused():
+    cache = fresh("raw", max_tokens=8)
+    cache.update_and_fetch(*rows(0, 8))
+    with pytest.raises(CacheError, match="9 tokens, the limit is 8"):
+        cache.update_and_fetch(*rows(1, 1))
+    assert cache.offset == 8
+
+
+def test_a_refused_head_dim_is_held_raw_and_said_so():
+    cache = fresh("affine:bits=4,group=64")
+    keys, values = rows(0, dim=80)
+    fetched = cache.update_and_fetch(keys, values)
+    assert same(list(fetched), [keys, values])
+    assert "head dim 80 is not a multiple of group 64" in cache.rows_keys.note
+
+
+def test_other_caches_of_a_hybrid_model_stay():
+    model = tiny.gemma3_text()
+    kinds = [type(c) for c in make_prompt_cache(model, CODECS[0])]
+    assert kinds == [RotatingKVCache, RotatingKVCache, PackedKVCache]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_saved_and_loaded_it_goes_on_as_if_never_saved(codec, tmp_path):
+    model = tiny.llama(head_dim=64)
+    tokens = [(5 * i * i + i) % tiny.VOCAB for i in range(100)]
+    cache = vkv.make_prompt_cache(model, codec)
+    model(mx.array([tokens]), cache=cache)
+    vkv.save(tmp_path / "a.vkv", cache, tokens=tokens, model=model)
+    loaded = vkv.load(tmp_path / "a.vkv", model=model, live="packed").cache
+    assert all(same(held(a), held(b)) for a, b in zip(cache, loaded, strict=True) if codec != "raw")
+    for token in (3, 1, 4, 1, 5):
+        step = mx.array([[token]])
+        assert mx.array_equal(model(step, cache=cache), model(step, cache=loaded))
+
+
+def test_a_packed_cache_is_saved_as_it_is(tmp_path):
+    cache = fed("affine:bits=4,group=32", [TOKENS], residual=10)
+    info = vkv.save(tmp_path / "a.vkv", [cache])
+    (row,) = info.to_dict()["layers"]
+    assert row["tensors"]["keys"].endswith("affine:bits=4,group=32,scale=F16 140 + raw 10")
+    assert info.accounting.roles["residual"] == 2 * 2 * 10 * 64 * 2
+    dense = vkv.load(tmp_path / "a.vkv").cache[0]
+    assert same([dense.keys, dense.values], list(cache.keys_and_values()))
+
+
+def test_the_protocol_of_mlx_lm(tmp_path):
+    cache = fed(CODECS[0], [TOKENS])
+    assert not hasattr(cache, "bits")
+    assert not hasattr(cache, "to_quantized")
+    assert cache.is_trimmable()
+    assert not cache.empty()
+    assert cache.size() == TOKENS
+    assert cache.make_mask(1, window_size=None, return_array=False) is None
+    mx.eval(cache.state)
+    twin = copy.deepcopy(cache)
+    twin.trim(10)
+    assert (cache.offset, twin.offset) == (TOKENS, TOKENS - 10)
+    assert type(cache.merge([cache, twin])).__name__ == "BatchKVCache"
+    dense = cache.dense()
+    assert same([dense.keys, dense.values], list(cache.keys_and_values()))
+
+
+def test_live_is_checked(tmp_path):
+    with pytest.raises(CacheError, match="live='lazy' is not one of"):
+        vkv.load(tmp_path / "a.vkv", live="lazy")
