@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from vkv.errors import CacheError
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from vkv.errors import CacheError, HeaderError
 from vkv.header import MAX_DEPTH, Header, Layer, walk
 
 #: Kind -> names of its scalars.
@@ -31,6 +35,52 @@ def check_layers(header: Header) -> None:
         offset = layer.scalars.get("offset")
         if tokens is not None and offset is not None and offset not in (0, tokens.count):
             raise CacheError(f"holds {offset} tokens, the file {tokens.count}", rule="L6", at=path)
+
+
+def check_heads(header: Header) -> None:
+    """Refuse caches whose number of KV heads the model's config does not have (I2).
+
+    Attention broadcasts one head over several without an error. MLA latents, whose
+    keys and values differ in width, have one "head" by design.
+
+    Raises:
+        CacheError: Says both numbers.
+        HeaderError: The config is not JSON (H2).
+    """
+    if header.model is None:
+        return
+    try:
+        known = set(_head_counts(json.loads(header.model.config)))
+    except (ValueError, RecursionError) as exc:
+        raise HeaderError(f"not JSON: {exc}", rule="H2", at="model.config") from None
+    found = {
+        layer.tensors["keys"].shape[1]
+        for layer in header.layers
+        if layer.tensors.keys() == {"keys", "values"}
+        and layer.tensors["keys"].shape[3] == layer.tensors["values"].shape[3]
+    }
+    if known and found and not known & found:
+        raise CacheError(
+            f"{_heads(found)}, the model's config has {_heads(known)}", rule="I2", at="layers"
+        )
+
+
+def _head_counts(config: Any) -> Iterator[int]:
+    """Every number of KV heads, or of heads, anywhere in a config."""
+    if isinstance(config, dict):
+        for key, value in config.items():
+            if "heads" in key and ("key_value" in key or "kv" in key or "attention" in key):
+                values = value if isinstance(value, list) else [value]
+                yield from (n for n in values if type(n) is int)
+            yield from _head_counts(value)
+    elif isinstance(config, list):
+        for item in config:
+            yield from _head_counts(item)
+
+
+def _heads(counts: set[int]) -> str:
+    numbers = " or ".join(map(str, sorted(counts)))
+    return f"{numbers} KV head{'s' * (counts != {1})}"
 
 
 def check_layer(layer: Layer, at: str) -> None:

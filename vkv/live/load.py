@@ -14,7 +14,7 @@ from vkv.file import CacheFile, open_file
 from vkv.header import Header, Layer
 from vkv.info import of_document
 from vkv.live.decode import decode
-from vkv.live.form import check_layers
+from vkv.live.form import check_heads, check_layers
 from vkv.live.kinds import KINDS, Loaded, cache_class
 from vkv.live.make import packed_layer
 from vkv.live.origin import Origin, attach
@@ -60,6 +60,7 @@ def load(
     file = open_file(path, verify=verify)
     try:
         check_layers(file.header)
+        check_heads(file.header)
         check_owner(file.header, model, tokenizer, force=force)
         count = _Progress(file, progress)
         layers = file.header.layers

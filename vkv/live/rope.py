@@ -112,7 +112,7 @@ def usable(rope: Rope, keys: mx.array, positions: Positions) -> bool:
     """Whether undoing and redoing ``rope`` gives ``keys`` back.
 
     Tried in numbers, on the first and the last ``SAMPLE`` rows. Keys of another
-    form, keys that are not finite, and a rope that does not fit them are not usable.
+    form, rows that are not finite, and a rope that does not fit are not usable.
 
     Args:
         rope: The rope that the keys went through.
@@ -121,18 +121,20 @@ def usable(rope: Rope, keys: mx.array, positions: Positions) -> bool:
     """
     if keys.ndim != 4 or not mx.issubdtype(keys.dtype, mx.floating):  # B, H, T, D
         return False
-    where = _rows(positions, keys.shape[-2])
-    for end in (slice(SAMPLE), slice(-SAMPLE, None)):
-        part, at = keys[..., end, :].astype(mx.float32), where[end]
-        try:
-            back = rotate(rotate(part, rope, at, inverse=True), rope, at)
-        except (HeaderError, CacheError):
-            return False
-        if not part.size:
-            return True
-        if not mx.abs(back - part).max() <= TOLERANCE * mx.abs(part).max():
-            return False
-    return True
+    try:
+        where = _rows(positions, keys.shape[-2])
+        ends = (slice(SAMPLE), slice(-SAMPLE, None))
+        return all(_comes_back(keys[..., end, :], rope, where[end]) for end in ends)
+    except (HeaderError, CacheError):
+        return False
+
+
+def _comes_back(x: mx.array, rope: Rope, positions: Positions) -> bool:
+    x = x.astype(mx.float32)
+    back = rotate(rotate(x, rope, positions, inverse=True), rope, positions)
+    if not x.size:
+        return True
+    return bool(mx.abs(back - x).max() <= TOLERANCE * mx.abs(x).max())  # false for NaN
 
 
 def runs(positions: Positions, rows: int) -> list[range]:
@@ -165,7 +167,12 @@ def _rows(positions: Positions, rows: int) -> Any:
         return range(positions, positions + rows)
     if isinstance(positions, range) and positions.step == 1:
         return positions
-    return np.array(positions, dtype=np.int64)
+    try:
+        return np.array(positions, dtype=np.int64)
+    except OverflowError:
+        raise CacheError(
+            f"positions past 64 bits, expected 0 to {MAX_POSITION}", rule="L5", at="positions"
+        ) from None
 
 
 def ring_positions(length: int, offset: int, keep: int, idx: int) -> range | tuple[int, ...]:

@@ -14,7 +14,7 @@ from vkv.errors import VkvError
 from vkv.header import Header, Stored
 from vkv.info import Info, of_document
 from vkv.live import kinds
-from vkv.live.form import check_layers
+from vkv.live.form import check_heads, check_layers
 from vkv.live.kinds import Snapshot
 from vkv.live.plan import Pending, Plan, Wish, add_layer
 
@@ -119,6 +119,7 @@ def write(
         head, layers=tuple(plan.layers), ropes=tuple(plan.ropes), needs=_needs(plan)
     )
     check_layers(head)
+    check_heads(head)
     loads = _counted(plan, progress)
     with replacing(path, durable=durable) as fd:
         container.write(fd, loads, lambda digests: header.dump(_stored(head, plan, digests)))
