@@ -48,7 +48,11 @@ def files(real, ids, cache, tmp_path_factory):
     """Written before anything grows the cache."""
     model, tokenizer = real
     folder = tmp_path_factory.mktemp("real")
-    for name, codec in {"raw": "raw", "affine4": "affine:bits=4", "affine8": "affine:bits=8"}.items():
+    for name, codec in {
+        "raw": "raw",
+        "affine4": "affine:bits=4",
+        "affine8": "affine:bits=8",
+    }.items():
         vkv.save(
             folder / f"{name}.vkv", cache, tokens=ids[:CONTEXT], model=model, tokenizer=tokenizer,
             codec=codec,

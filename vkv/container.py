@@ -70,13 +70,17 @@ class Source(Protocol):
 class FileSource:
     """A local file, held open, so that replacing its name does not change what is read.
 
+    Args:
+        path: A path, or the descriptor of an open file, which is left open.
+
     Raises:
         ContainerError: Not a regular file, or shorter than a range asked for (C1).
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = os.fspath(path)
-        self._file = open(path, "rb", buffering=0, opener=_open)  # noqa: SIM115  # see close()
+    def __init__(self, path: str | os.PathLike[str] | int):
+        self.path = f"<descriptor {path}>" if isinstance(path, int) else os.fspath(path)
+        target = os.dup(path) if isinstance(path, int) else path
+        self._file = open(target, "rb", buffering=0, opener=_open)  # noqa: SIM115  # see close()
         found = os.fstat(self._file.fileno())
         if not stat.S_ISREG(found.st_mode):
             self._file.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import vkv._version
 from vkv import header, identity, mlx_lm_files
@@ -68,7 +68,7 @@ def convert(
     plan = Plan(wish(codec))
     head = Header(
         version=header.VERSION,
-        producer=f"vkv {vkv._version.VERSION}",
+        producer=f"vkv {vkv._version.__version__}",
         created=created,
         layers=(),
         tensors={},
@@ -79,14 +79,14 @@ def convert(
         layers, text = mlx_lm_files.read(src)
         head = header.replace(head, metadata=text | head.metadata)
         head = _identified(head, plan, len(layers), model, tokenizer)
-        return write(dst, head, plan, layers, tokens, durable=durable, progress=progress)
+        return write(dst, head, plan, _drain(layers), tokens, durable=durable, progress=progress)
     with file:
         check_layers(file.header)
         check_owner(file.header, model, tokenizer)
         head = _carried(head, plan, file.header)
         head = _identified(head, plan, len(file.header.layers), model, tokenizer)
         ids = _tokens(file, tokens)
-        return write(dst, head, plan, _Layers(file), ids, durable=durable, progress=progress)
+        return write(dst, head, plan, _decoded(file), ids, durable=durable, progress=progress)
 
 
 def _open(src: str | os.PathLike[str]) -> CacheFile | None:
@@ -141,25 +141,17 @@ def _tokens(file: CacheFile, given: Any) -> Any:
     return file.document.tokens()
 
 
-class _Layers(Sequence[Snapshot]):
-    """The layers of a file as snapshots, each decoded when it is asked for."""
+def _drain(layers: list[Snapshot]) -> Iterator[Snapshot]:
+    """Each layer in turn, none of them held here any longer."""
+    layers.reverse()
+    while layers:
+        yield layers.pop()
 
-    def __init__(self, file: CacheFile):
-        self._file = file
 
-    def __len__(self) -> int:
-        return len(self._file.header.layers)
-
-    @overload
-    def __getitem__(self, index: int) -> Snapshot: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Snapshot]: ...
-
-    def __getitem__(self, index: int | slice) -> Snapshot | list[Snapshot]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(len(self))[index]]
-        return _snapshot(self._file, self._file.header.layers[index], f"layers[{index}]")
+def _decoded(file: CacheFile) -> Iterator[Snapshot]:
+    """Each layer of a file, decoded when it is asked for."""
+    for i, layer in enumerate(file.header.layers):
+        yield _snapshot(file, layer, f"layers[{i}]")
 
 
 def _snapshot(file: CacheFile, layer: Layer, at: str) -> Snapshot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from vkv.header import Header, Layer, walk
 from vkv.info import describe
 
 MISSING = "—"
+
+_LAYER = re.compile(r"layers\[(\d+)\](.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,21 @@ class Diff:
         if a != b:
             self.differences.append(Difference(at, _text(a), _text(b)))
 
+    def rows(self) -> list[Difference]:
+        """One difference for each run of layers that differ alike: ``layers[0-29].keys``."""
+        runs: dict[tuple[str, str, str], list[list[int]]] = {}
+        found: list[tuple[Difference, list[int]]] = []
+        for d in self.differences:
+            match = _LAYER.fullmatch(d.at)
+            layer, rest = (int(match[1]), match[2]) if match else (0, d.at)
+            same = runs.setdefault((rest, d.a, d.b), [])
+            if same and same[-1][1] == layer - 1:
+                same[-1][1] = layer
+            else:
+                same.append([layer, layer])
+                found.append((d, same[-1]))
+        return [_collapsed(d, first, last) for d, (first, last) in found]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
@@ -47,6 +65,13 @@ class Diff:
             "same": self.same,
             "differences": [{"at": d.at, "a": d.a, "b": d.b} for d in self.differences],
         }
+
+
+def _collapsed(difference: Difference, first: int, last: int) -> Difference:
+    if first == last:
+        return difference
+    at = _LAYER.sub(rf"layers[{first}-{last}]\2", difference.at)
+    return Difference(at, difference.a, difference.b)
 
 
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], *, deep: bool = False) -> Diff:

@@ -11,7 +11,7 @@ from typing import Self
 import mlx.core as mx
 
 from vkv import codecs, header
-from vkv.codecs.base import DTYPES, Codec, Parts, check_forms, memory
+from vkv.codecs.base import DTYPES, Codec, Parts, check_dtype, check_forms, memory
 from vkv.document import Document, open_document
 from vkv.errors import CodecError, HeaderError, VkvError
 from vkv.header import ITEMSIZE, Segment, Tensor
@@ -111,6 +111,7 @@ class CacheFile:
             raise HeaderError(f"MLX has no dtype {tensor.dtype}", rule="H2", at=at)
         try:
             codec, parts = self.parts(segment, shape)
+            check_dtype(codec.id, tensor.dtype)
         except VkvError as exc:
             raise exc.within(at) from None
         if 0 in shape:  # MLX's kernels are not made for it

@@ -115,7 +115,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Identity of the model (``vkv.identity``). ``ropes`` holds, per layer, an index or nil."""
+    """Identity of the model (``vkv.identity``). ``ropes`` holds, per cache, an index or nil."""
 
     id: Digest
     type: str
@@ -173,9 +173,12 @@ def dump(header: Header) -> bytes:
     ``pad`` is set here.
 
     Raises:
-        HeaderError: The result is over ``MAX_HEADER`` (H5).
+        HeaderError: A text is not Unicode (H1), or the result is over ``MAX_HEADER`` (H5).
     """
-    raw = _ENCODER.encode(msgspec.structs.replace(header, pad=b""))
+    try:
+        raw = _ENCODER.encode(msgspec.structs.replace(header, pad=b""))
+    except UnicodeEncodeError as exc:
+        raise HeaderError(f"not Unicode: {exc}", rule="H1", at="header") from None
     if len(raw) % ALIGN:
         pad = bytes(-(len(raw) + PAD_OVERHEAD) % ALIGN or ALIGN)
         raw = _ENCODER.encode(msgspec.structs.replace(header, pad=pad))

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -35,6 +36,9 @@ from vkv.mlx_lm_layers import CLASSES, Saved, Tree, items, shown, snapshot
 #: Dots in a name: two for a layer, two more for each CacheList around it, and to spare.
 MAX_DOTS = 4 + 2 * (MAX_DEPTH + 1)
 MAX_NDIM, MAX_DIM = 8, (1 << 31) - 1
+#: Rows of an array that has no bytes (some caches keep no values), so that no small
+#: file can ask for much work: more tokens than any context.
+MAX_EMPTY = 1 << 24
 ASCII = range(1, 128)
 
 #: Kind -> names of its numbers, to 0.31; before 0.25 ``step`` was one of them.
@@ -78,8 +82,8 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Snapshot], dict[str, str]]:
         OSError: It cannot be opened.
     """
     name = os.fspath(path)
-    arrays, metadata = _open(name)
     try:
+        arrays, metadata = _open(name)
         new = _is_new(metadata)
         user = "0." if new else "1."
         own = {k: v for k, v in metadata.items() if k[:2] in ("0.", "1.", "2.") and k[:2] != user}
@@ -100,13 +104,14 @@ def _open(name: str) -> tuple[dict[str, mx.array], dict[str, str]]:
                 _check_form(key, part.get_dtype(), part.get_shape())
         arrays: Any = mx.load(name, format="safetensors")
     except (SafetensorError, RuntimeError, ValueError) as exc:
-        raise ContainerError(f"{exc}"[:200], rule="C3", at=name) from None
+        raise ContainerError(f"{exc}"[:200], rule="C3") from None
     return arrays, metadata
 
 
 def _check_form(name: str, dtype: str, shape: list[int]) -> None:
     """Refuse what ``mx.load`` would refuse less clearly, or read wrongly."""
-    if dtype not in DTYPES or len(shape) > MAX_NDIM or max(shape, default=0) > MAX_DIM:
+    empty = 0 in shape and prod(filter(None, shape)) > MAX_EMPTY
+    if dtype not in DTYPES or len(shape) > MAX_NDIM or max(shape, default=0) > MAX_DIM or empty:
         found = f"{dtype} {shape[: MAX_NDIM + 1]}"
         raise ContainerError(f"MLX has no array {found}", rule="C3", at=name[:80])
 

@@ -137,7 +137,7 @@ def _number(node: Tree, at: str) -> int:
 
 
 def _array(x: Tree, scalars: dict[str, int], at: str) -> Value:
-    if not isinstance(x, mx.array) or x.ndim != 4:  # noqa: PLR2004  # B, H, T, D
+    if not isinstance(x, mx.array) or x.ndim != 4:  # B, H, T, D
         found = str(x.shape) if isinstance(x, mx.array) else shown(x)
         raise CacheError(f"{found}, expected an array (B, H, T, D)", rule="L4", at=at)
     return Value(x.shape, x.dtype, x)

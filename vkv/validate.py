@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vkv import codecs
-from vkv.codecs.base import check_forms
+from vkv.codecs.base import check_dtype, check_forms
 from vkv.document import Document, open_document
 from vkv.errors import VkvError
 from vkv.header import Tensor, segment_shape, segments, walk
-from vkv.live.form import check_layer, check_layers
+from vkv.live.form import check_heads, check_layer, check_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ def _layer_errors(document: Document) -> Iterator[VkvError]:
         except VkvError as exc:
             broken = True
             yield exc
-    if not broken:
+    for check in () if broken else (check_layers, check_heads):
         try:
-            check_layers(document.header)
+            check(document.header)
         except VkvError as exc:
             yield exc
 
@@ -125,6 +125,7 @@ def _codec_errors(document: Document) -> Iterator[VkvError]:
         try:
             codec = codecs.resolve(segment.codec, segment.version, segment.params)
             forms = {p: (stored[n].dtype, stored[n].shape) for p, n in segment.parts.items()}
+            check_dtype(codec.id, tensor.dtype)
             check_forms(codec.layout(segment_shape(tensor, segment)), forms)
         except VkvError as exc:
             yield exc.within(path)

@@ -69,6 +69,7 @@ CASES = {
     "kv float32": lambda: (fill(KVCache(), 3, dtype=mx.float32), {"dtype": mx.float32}),
     "kv bfloat16": lambda: (fill(KVCache(), 3, dtype=mx.bfloat16), {"dtype": mx.bfloat16}),
     "kv other value dim": lambda: (fill(KVCache(), 3, dims=(6, 3)), {"dims": (6, 3)}),
+    "kv without values": lambda: (fill(KVCache(), 3, dims=(4, 0)), {"dims": (4, 0)}),
     "kv batch of 2": lambda: (fill(KVCache(), 3, batch=2), {"batch": 2}),
     "concatenate": lambda: (fill(ConcatenateKVCache(), 3, 2), {}),
     "concatenate empty": lambda: (ConcatenateKVCache(), {}),
@@ -107,6 +108,7 @@ CASES = {
         slots((2, 3), left_padding=mx.array([0, 2]), lengths=mx.array([5, 3])),
         {},
     ),
+    "arrays, nothing in a slot": lambda: (slots((1, 0, 3), (1, 2)), {}),
     "list": lambda: (CacheList(fill(KVCache(), 9), fill(RotatingKVCache(4, keep=1), 9, 1)), {}),
     "list, nested": lambda: (
         CacheList(CacheList(fill(ChunkedKVCache(8), 3), slots((1, 2))), fill(KVCache(), 3)),

@@ -99,7 +99,9 @@ def test_a_recurrent_cache_is_used_when_the_prompt_goes_on_exactly(tmp_path):
 
 
 def test_a_chunk_is_not_trimmed_past_its_front(tmp_path):
-    cache = filled(ChunkedKVCache(chunk_size=4), 8)
+    cache = ChunkedKVCache(chunk_size=4)
+    cache.step = 4  # mlx-lm 0.31 trims by its buffer, which must not be longer
+    cache = filled(cache, 8)
     cache.maybe_trim_front()
     cache = filled(cache, 2)
     prompt = loaded(tmp_path, cache, tokens=cache.offset)

@@ -19,7 +19,8 @@ from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE,
 from vkv.errors import CacheError, HeaderError, VkvError
 from vkv.header import Rope
 from vkv.identity.ropes import _READERS, _class
-from vkv.live.rope import MAX_POSITION, ring_positions, rotate, runs, usable
+from vkv.live.rope import rotate, usable
+from vkv.live.runs import MAX_POSITION, ring_positions, runs
 
 DIM = 64
 LLAMA3 = {"factor": 8.0, "original_max_position_embeddings": 8192}
@@ -71,6 +72,45 @@ def test_cached_keys_come_back_to_the_last_bit_or_the_next(name: str, dtype: mx.
     near_zero = mx.abs(cached) < 1e-3
     assert mx.where(near_zero, 0, steps).max() <= 1
     assert (back == cached).mean() > 0.999
+
+
+@pytest.mark.parametrize("name", ["plain", "llama3, traditional", "longrope, partial"])
+def test_coarse_sines_cancel_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metal computes sines to about 12 bits, and worse far out. Here, to 8."""
+    monkeypatch.setattr(mx.fast, "rope", coarse_rope)
+    x, rope = keys(), ROPES[name]
+    once = coarse_rope(x, rope.dims, traditional=rope.traditional, base=rope.base, scale=-1.0,
+        offset=70_000, freqs=None if rope.freqs is None else mx.array(rope.freqs))  # fmt: skip
+    there = rotate(x, rope, 70_000)
+    assert error(rotate(once, rope, 70_000), x) > 1e-3  # the negated scale alone is not enough
+    assert error(rotate(there, rope, 70_000, inverse=True), x) < 1e-6
+    assert usable(rope, there, 70_000)
+
+
+def coarse_rope(
+    x: mx.array,
+    dims: int,
+    *,
+    traditional: bool,
+    base: float | None,
+    scale: float,
+    offset: int,
+    freqs: mx.array | None,
+) -> mx.array:
+    if freqs is None:
+        freqs = mx.array(base) ** (mx.arange(0, dims, 2) / dims)
+    where = (offset + mx.arange(x.shape[-2], dtype=mx.float32)) * scale
+    angles = where[:, None] * (1 / freqs)
+    cos, sin = (mx.round(f(angles) * 256) / 256 for f in (mx.cos, mx.sin))
+    half = dims // 2
+    pairs = (
+        (x[..., :dims:2], x[..., 1:dims:2]) if traditional else (x[..., :half], x[..., half:dims])
+    )
+    a, b = pairs[0] * cos - pairs[1] * sin, pairs[0] * sin + pairs[1] * cos
+    turned = mx.stack([a, b], axis=-1).reshape(*x.shape[:-1], dims)
+    if not traditional:
+        turned = mx.concatenate([a, b], axis=-1)
+    return mx.concatenate([turned, x[..., dims:]], axis=-1)
 
 
 def test_channels_beyond_dims_are_left_alone() -> None:

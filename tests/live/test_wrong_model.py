@@ -95,7 +95,7 @@ def test_force_loads_and_warns(tmp_path):
 
 def test_without_identity_the_number_of_layers_still_counts(tmp_path):
     vkv.save(tmp_path / "a.vkv", filled(tiny.llama()), tokens=TOKENS)
-    with pytest.raises(MismatchError, match="2 layers in the file, 3 in the model"):
+    with pytest.raises(MismatchError, match="2 caches in the file, the model takes 3"):
         vkv.load(tmp_path / "a.vkv", model=tiny.llama(layers=3))
 
 

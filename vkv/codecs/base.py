@@ -23,6 +23,7 @@ DTYPES: dict[str, mx.Dtype] = {
     "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32,
     "F32": mx.float32, "U64": mx.uint64, "I64": mx.int64, "C64": mx.complex64,
 }  # fmt: skip
+FLOATS = ("F16", "BF16", "F32")
 NAMES: dict[mx.Dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -142,6 +143,16 @@ def check_forms(want: Layout, have: dict[str, tuple[str, tuple[int, ...]]]) -> N
             raise CodecError(f"found {found}, expected {expected}", rule="K3", at=name)
 
 
+def check_dtype(codec: str, dtype: str) -> None:
+    """Codecs other than ``raw`` decode to floats (K3)."""
+    if codec != "raw" and dtype not in FLOATS:
+        raise CodecError(
+            f"{codec} in a tensor of {dtype}, expected one of {', '.join(FLOATS)}",
+            rule="K3",
+            at="dtype",
+        )
+
+
 def _fits(want: tuple[str, tuple[int | None, ...]], have: tuple[str, tuple[int, ...]]) -> bool:
     return (
         want[0] == have[0]
@@ -161,6 +172,8 @@ def nbytes(codec: Codec, shape: tuple[int, ...]) -> int:
 
 def memory(x: mx.array) -> memoryview:
     """The bytes of an evaluated, contiguous array, without a copy."""
+    if x.size == 0:
+        return memoryview(b"")  # a view with a zero in its shape cannot be cast
     x = x.reshape(1) if x.ndim == 0 else x
     data: Any = x if x.dtype == mx.uint8 else x.view(mx.uint8)
     return memoryview(data).cast("B")

@@ -31,9 +31,12 @@ def differences(stored: Model, stored_ropes: Ropes, live: Model, live_ropes: Rop
     found = []
     if stored.type != live.type:
         found.append(_both("architecture", stored.type, live.type))
+    ours, theirs = _fields(stored.config), _fields(live.config)
     if len(stored.layers) != len(live.layers):
         found.append(f"{len(stored.layers)} layers in the file, {len(live.layers)} in the model")
-    ours, theirs = _fields(stored.config), _fields(live.config)
+        for fields in (ours, theirs):
+            fields.pop("args.num_hidden_layers", None)
+            fields.pop("args.layer_types", None)
     form = _weights(ours, theirs)
     found += _config(ours, theirs) + form + _ropes(stored, stored_ropes, live, live_ropes)
     if stored.parameters != live.parameters:
@@ -132,14 +135,16 @@ def _rope(stored: Rope, live: Rope) -> list[str]:
     for name in ("dims", "traditional", "base", "scale", "mscale"):
         a, b = getattr(stored, name), getattr(live, name)
         if not _close(a, b):
-            found.append(_both(name, _of_table(a), _of_table(b)))
+            found.append(_both(name, _of_rope(a), _of_rope(b)))
     if not found and not _all_close(stored.freqs or (), live.freqs or ()):
         found.append("other frequencies in the file than in the model")
     return found
 
 
-def _of_table(value: float | None) -> str:
-    return "a table of frequencies" if value is None else f"{value:g}"
+def _of_rope(value: float | bool | None) -> str:
+    if value is None:
+        return "a table of frequencies"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
 def _close(a: float | None, b: float | None) -> bool:

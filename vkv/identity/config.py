@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
@@ -96,32 +96,33 @@ def _number(value: float) -> float | int | str:
 
 def _weights(model: Any, dtypes: set[str]) -> dict[str, str]:
     """In words, what the digests of the layers cannot tell: dtype, quantization, adapter."""
+    modules = [module for _, module in model.named_modules()]
     found = {
         "dtype": ", ".join(sorted(dtypes)),
-        "quantization": _counted(_quantizations(model)),
-        "adapter": _counted(_adapters(model)),
+        "quantization": _counted(map(_quantization, modules)),
+        "adapter": _counted(map(_adapter, modules)),
     }
     return {name: text for name, text in found.items() if text}
 
 
-def _counted(items: Iterator[str]) -> str:
-    """``a (28 modules), b (1 module)``, sorted."""
-    counts = sorted(Counter(items).items())
+def _counted(texts: Iterable[str | None]) -> str:
+    """Join equal texts: ``a (28 modules), b (1 module)``."""
+    counts = sorted(Counter(text for text in texts if text).items())
     return ", ".join(f"{text} ({n} module{'s' if n > 1 else ''})" for text, n in counts)
 
 
-def _quantizations(model: Any) -> Iterator[str]:
-    for _, module in model.named_modules():
-        bits, group = getattr(module, "bits", None), getattr(module, "group_size", None)
-        if isinstance(bits, int) and isinstance(group, int):
-            mode = getattr(module, "mode", "affine")
-            yield f"{bits} bits in groups of {group}" + (f", {mode}" if mode != "affine" else "")
+def _quantization(module: Any) -> str | None:
+    bits, group = getattr(module, "bits", None), getattr(module, "group_size", None)
+    if not isinstance(bits, int) or not isinstance(group, int):
+        return None
+    mode = getattr(module, "mode", "affine")
+    return f"{bits} bits in groups of {group}" + (f", {mode}" if mode != "affine" else "")
 
 
-def _adapters(model: Any) -> Iterator[str]:
-    """LoRA, DoRA and their like: mlx-lm's have ``lora_a``, and ``scale`` is no parameter."""
-    for _, module in model.named_modules():
-        if hasattr(module, "lora_a"):
-            rank = min(*module.lora_a.shape[-2:], *module.lora_b.shape[-2:])
-            scale = getattr(module, "scale", 1.0)
-            yield f"{type(module).__name__}, rank {rank}, scale {_number(float(scale))}"
+def _adapter(module: Any) -> str | None:
+    """LoRA, DoRA and their like. ``scale`` is no parameter, so no digest covers it."""
+    if "lora_a" not in module or "lora_b" not in module:
+        return None
+    rank = min(*module.lora_a.shape[-2:], *module.lora_b.shape[-2:])
+    scale = _number(float(getattr(module, "scale", 1.0)))
+    return f"{type(module).__name__}, rank {rank}, scale {scale}"

@@ -4,12 +4,12 @@ A wrong answer here costs quality, never correctness: undoing a rope that was no
 applied and redoing it at load is an exact round trip all the same, only the codec
 then sees keys that are harder to code. So ropes are recognized by their exact
 class wherever they hang in a layer, and refused where the sources say that the
-cached keys are not what the layer's rope returned. Checked against every model of
-mlx-lm 0.31.3 and 0.32.2.
+cached keys are not what the layer's rope returned. So read for every model of mlx-lm
+0.31.3 and 0.32.2, and seen in numbers for those that a CPU runs.
 
-Of what comes between rope and cache, llama4's norm and phi's casts do no harm (a
-norm without weights commutes with a rotation). Every model passes the position
-that the cache's offset gives, so positions follow from the cache alone.
+Of what stands between rope and cache, llama4's norm does no harm: without weights it
+commutes with a rotation. Every model rotates by the cache's offset, so positions
+follow from the cache alone.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def check_layers(header: Header) -> None:
 
 
 def check_heads(header: Header) -> None:
-    """Refuse caches whose number of KV heads the model's config does not have (I2).
+    """Refuse caches whose number of KV heads the model's config does not have (I7).
 
     Attention broadcasts one head over several without an error. MLA latents, whose
     keys and values differ in width, have one "head" by design.
@@ -61,7 +61,7 @@ def check_heads(header: Header) -> None:
     }
     if known and found and not known & found:
         raise CacheError(
-            f"{_heads(found)}, the model's config has {_heads(known)}", rule="I2", at="layers"
+            f"{_heads(found)}, the model's config has {_heads(known)}", rule="I7", at="layers"
         )
 
 

@@ -111,10 +111,10 @@ def _array(x: Any, name: str) -> mx.array:
 
 def _first(x: Any, count: int, name: str) -> mx.array:
     """The first ``count`` rows of ``(B, H, T, D)``."""
-    x = _array(x, name)
-    if x.ndim != 4:
-        raise CacheError(f"{x.shape}, expected (B, H, T, D)", rule="L2", at=name)
-    return x[..., :count, :]
+    held = _array(x, name)
+    if held.ndim != 4:
+        raise CacheError(f"{held.shape}, expected (B, H, T, D)", rule="L2", at=name)
+    return held[..., :count, :]
 
 
 def _rows(cache: Any, count: int) -> dict[str, Value]:

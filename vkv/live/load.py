@@ -56,7 +56,7 @@ def load(
         OSError: It cannot be opened.
     """
     if live not in LIVE:
-        raise CacheError(f"live={live!r} is not one of {LIVE}", rule="L10")
+        raise CacheError(f"live={live!r} is not one of {LIVE}")
     file = open_file(path, verify=verify)
     try:
         check_layers(file.header)
@@ -99,8 +99,8 @@ def _model(head: Header, model: Any) -> list[str]:
     live, ropes = identity.of_model(model)
     if head.model is not None:
         return identity.differences(head.model, head.ropes, live, ropes)
-    if len(head.layers) != len(live.layers):
-        return [f"{len(head.layers)} layers in the file, {len(live.layers)} in the model"]
+    if len(head.layers) != len(live.ropes):
+        return [f"{len(head.layers)} caches in the file, the model takes {len(live.ropes)}"]
     return []
 
 

@@ -173,11 +173,11 @@ class PackedKVCache(Packed):
         """Append ``(B, H, T, D)`` and return all keys and values, decoded.
 
         Raises:
-            CacheError: More than ``max_tokens`` (L9).
+            CacheError: More than ``max_tokens``.
         """
         after = self.offset + keys.shape[-2]
         if self.max_tokens is not None and after > self.max_tokens:
-            raise CacheError(f"{after} tokens, the limit is {self.max_tokens}", rule="L9")
+            raise CacheError(f"{after} tokens, the limit is {self.max_tokens}")
         self.rows_keys.append(keys)
         self.rows_values.append(values)
         return self.keys_and_values()

@@ -84,7 +84,8 @@ class Plan:
         """Store ``x`` under ``name``; a table that is stored already is named again."""
         form = NAMES[x.dtype], x.shape
         if role != "table":
-            self.tensors[name] = Pending(role, *form, lambda: _bytes(x))
+            held = [x]  # let go once it is written
+            self.tensors[name] = Pending(role, *form, lambda: _bytes(held.pop()))
             return name
         data = _bytes(x)
         key = (*form, container.digest(data))
@@ -218,7 +219,9 @@ class _Tensor:
             parts = codec.encode(x)
         except VkvError as exc:
             raise exc.within(self.path) from None
-        names = {p: self._store(p, role or codec.roles[p], parts[p]) for p in codec.roles}
+        names = {
+            p: self._store(p, role or codec.roles[p], parts[p]) for p in codec.roles if p in parts
+        }
         self._append(codec, x.shape[-2] if self.value.tokens else None, names, rope)
 
     def _store(self, part: str, role: str, x: mx.array) -> str:

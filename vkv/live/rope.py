@@ -2,35 +2,34 @@
 
 A file stores the keys of a lossy codec as they were before the rotary embedding;
 there they have fewer directions to spend bits on. Both ways go through
-``mx.fast.rope`` in float32 with the same angles, and and only the sign of ``scale``
-differs: they cancel to a few ulps at any position, since an angle's own rounding
-cancels too.
+``mx.fast.rope`` in float32: with ``scale`` negated, its sines change sign and its
+angles are the same to the bit, however they were rounded.
+
+Its sines and cosines need not be good ones. Metal's are the fast ones, which may be
+wrong by 1e-4, and more at far positions: there and back is then not one but
+``cos^2 + sin^2``. What that makes of ones is divided out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, pairwise
-from typing import Any
+from itertools import accumulate
 
 import mlx.core as mx
-import numpy as np
 
 from vkv.errors import CacheError, HeaderError
 from vkv.header import Rope
+from vkv.live.runs import Positions, ring_positions, rows, runs
 
-#: Where the rows of a tensor stand: the first position of consecutive rows, or one
-#: position for each row, in storage order.
-Positions = int | range | Sequence[int] | mx.array
+__all__ = ["check", "ring_positions", "rotate", "usable"]
 
-#: ``mx.fast.rope`` takes an int32 offset.
-MAX_POSITION = (1 << 31) - 1
 #: Largest error of there and back, relative to the largest key; 2e-7 is usual.
 TOLERANCE = 1e-5
-#: Rows at either end that ``usable`` tries.
+#: Rows at either end that stand for all where a backend's precision is tried.
 SAMPLE = 32
+#: ``cos^2 + sin^2`` so near to one is exact; the CPU is within 3e-7.
+PRECISE = 1e-6
 
 
 def rotate(x: mx.array, rope: Rope, positions: Positions, *, inverse: bool = False) -> mx.array:
@@ -58,19 +57,31 @@ def rotate(x: mx.array, rope: Rope, positions: Positions, *, inverse: bool = Fal
     x = x.astype(mx.float32)
     if rope.mscale != 1.0 and not inverse:
         x = x.at[..., : rope.dims].multiply(rope.mscale)
-    sign = -1.0 if inverse else 1.0
+    turn = _undo if inverse else _turn
     if len(spans) == 1:
-        x = _turn(x, rope, spans[0].start, sign)
+        x = turn(x, rope, spans[0].start)
     elif spans:
-        cuts = np.cumsum([len(span) for span in spans[:-1]]).tolist()
+        cuts = list(accumulate(len(span) for span in spans[:-1]))
         pieces = zip(mx.split(x, cuts, axis=-2), spans, strict=True)
-        x = mx.concatenate([_turn(p, rope, s.start, sign) for p, s in pieces], axis=-2)
+        x = mx.concatenate([turn(p, rope, s.start) for p, s in pieces], axis=-2)
     if rope.mscale != 1.0 and inverse:
         x = x.at[..., : rope.dims].divide(rope.mscale)
     return x
 
 
-def _turn(x: mx.array, rope: Rope, offset: int, sign: float) -> mx.array:
+def _undo(x: mx.array, rope: Rope, offset: int) -> mx.array:
+    *_, count, dim = x.shape
+    x, last = _turn(x, rope, offset, -1.0), min(count, SAMPLE)
+    fine = mx.abs(_gain(rope, offset + count - last, (last, dim)) - 1).max() < PRECISE
+    return x if fine else x / _gain(rope, offset, (count, dim))
+
+
+def _gain(rope: Rope, offset: int, shape: tuple[int, int]) -> mx.array:
+    """Return ``cos^2 + sin^2`` of every row and channel, as there and back makes it."""
+    return _turn(_turn(mx.ones((1, 1, *shape)), rope, offset), rope, offset, -1.0)
+
+
+def _turn(x: mx.array, rope: Rope, offset: int, sign: float = 1.0) -> mx.array:
     return mx.fast.rope(
         x,
         rope.dims,
@@ -122,7 +133,7 @@ def usable(rope: Rope, keys: mx.array, positions: Positions) -> bool:
     if keys.ndim != 4 or not mx.issubdtype(keys.dtype, mx.floating):  # B, H, T, D
         return False
     try:
-        where = _rows(positions, keys.shape[-2])
+        where = rows(positions, keys.shape[-2])
         ends = (slice(SAMPLE), slice(-SAMPLE, None))
         return all(_comes_back(keys[..., end, :], rope, where[end]) for end in ends)
     except (HeaderError, CacheError):
@@ -135,70 +146,3 @@ def _comes_back(x: mx.array, rope: Rope, positions: Positions) -> bool:
     if not x.size:
         return True
     return bool(mx.abs(back - x).max() <= TOLERANCE * mx.abs(x).max())  # false for NaN
-
-
-def runs(positions: Positions, rows: int) -> list[range]:
-    """Group the positions of ``rows`` rows into runs of consecutive ones.
-
-    Raises:
-        CacheError: Not ``rows`` positions, or one outside 0 to ``MAX_POSITION`` (L5).
-    """
-    where = _rows(positions, rows)
-    if len(where) != rows:
-        raise CacheError(f"{len(where)} positions, expected {rows}", rule="L5", at="positions")
-    if not rows:
-        return []
-    if isinstance(where, range):
-        spans = [where]
-    else:
-        cuts = (np.flatnonzero(np.diff(where) != 1) + 1).tolist()
-        spans = [range(int(where[a]), int(where[a]) + b - a) for a, b in pairwise([0, *cuts, rows])]
-    low, high = min(span[0] for span in spans), max(span[-1] for span in spans)
-    if low < 0 or high > MAX_POSITION:
-        raise CacheError(
-            f"positions {low} to {high}, expected 0 to {MAX_POSITION}", rule="L5", at="positions"
-        )
-    return spans
-
-
-def _rows(positions: Positions, rows: int) -> Any:
-    """A range where the positions are consecutive anyhow, else an int64 array."""
-    if isinstance(positions, int):
-        return range(positions, positions + rows)
-    if isinstance(positions, range) and positions.step == 1:
-        return positions
-    try:
-        return np.array(positions, dtype=np.int64)
-    except OverflowError:
-        raise CacheError(
-            f"positions past 64 bits, expected 0 to {MAX_POSITION}", rule="L5", at="positions"
-        ) from None
-
-
-def ring_positions(length: int, offset: int, keep: int, idx: int) -> range | tuple[int, ...]:
-    """Absolute positions of the slots of a ``RotatingKVCache``, in storage order.
-
-    Slots up to ``keep`` hold the first tokens for good. Of the others, those before
-    ``idx`` hold the newest tokens and those from ``idx`` on the older ones; with
-    ``idx`` at the end the order is that of time.
-
-    Args:
-        length: Slots that hold a token.
-        offset: Tokens that the cache has seen.
-        keep: Slots that are never overwritten.
-        idx: Slot after the newest token.
-
-    Raises:
-        CacheError: Numbers that no ring has (L5).
-    """
-    if length > offset or min(length, offset, keep, idx) < 0:
-        found = f"{length} rows, offset {offset}, keep {keep}, idx {idx}"
-        raise CacheError(f"no ring has {found}", rule="L5", at="positions")
-    if length == offset:
-        return range(length)
-    if not keep <= idx <= length:
-        raise CacheError(
-            f"idx {idx}, expected {keep} to {length} in a wrapped ring", rule="L5", at="positions"
-        )
-    newest, oldest = offset - (idx - keep), offset - (length - keep)
-    return tuple(chain(range(keep), range(newest, offset), range(oldest, newest)))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import vkv._version
 from vkv import codecs, container, header, identity
 from vkv.atomic import replacing
-from vkv.document import open_document
-from vkv.errors import VkvError
+from vkv.container import FileSource
+from vkv.document import Document
+from vkv.errors import CacheError, VkvError
 from vkv.header import Header, Stored
 from vkv.info import Info, of_document
 from vkv.live import kinds
@@ -67,12 +68,15 @@ def save(
 
     Raises:
         CacheError: A cache is of an unknown class (L1), holds what no file can
-            (L2), or holds another number of tokens than given (L6).
+            (L2), or holds another number of tokens than given (L6); or there are
+            more or fewer than the model takes (L7).
         CodecError, UnknownCodecError: ``codec`` is refused.
         OSError: The file cannot be written; what stood there is untouched.
     """
     snapshots = [_take(c, i) for i, c in enumerate(cache)]
     found, ropes = identity.of_model(model) if model is not None else (None, ())
+    if found is not None and len(cache) != len(found.ropes):
+        raise CacheError(f"{len(cache)} caches, the model takes {len(found.ropes)}", rule="L7")
     plan = Plan(wish(codec), list(ropes), found.ropes if found else (), reencode)
     head = Header(
         version=header.VERSION,
@@ -105,13 +109,16 @@ def write(
     path: str | os.PathLike[str],
     head: Header,
     plan: Plan,
-    snapshots: Sequence[Snapshot],
+    snapshots: Iterable[Snapshot],
     tokens: Any,
     *,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> Info:
-    """Write snapshots under a header that has all but layers, tensors, tokens and ropes."""
+    """Write snapshots under a header that has all but layers, tensors, tokens and ropes.
+
+    The file takes its name only once it opens as a reader would open it.
+    """
     head = _with_tokens(head, plan, tokens)
     for i, snapshot in enumerate(snapshots):
         plan.layers.append(add_layer(plan, snapshot, f"layers.{i}", i))
@@ -123,8 +130,9 @@ def write(
     loads = _counted(plan, progress)
     with replacing(path, durable=durable) as fd:
         container.write(fd, loads, lambda digests: header.dump(_stored(head, plan, digests)))
-    with open_document(path) as document:
-        return of_document(document)
+        with Document(FileSource(fd), os.fspath(path)) as document:
+            info = of_document(document)
+    return info
 
 
 def _take(cache: Any, index: int) -> Snapshot:

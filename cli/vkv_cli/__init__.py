@@ -1,0 +1,1 @@
+"""The command line ``vkv``: arguments, output and progress around the library, nothing else."""

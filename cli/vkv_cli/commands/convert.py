@@ -1,0 +1,66 @@
+"""``vkv convert``: other prompt caches, or other codecs, to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import vkv
+from vkv_cli.models import ModelChoice, load_model
+from vkv_cli.options import (
+    CodecChoice,
+    codec_options,
+    meta_option,
+    model_options,
+    word_options,
+    writable,
+)
+from vkv_cli.progress import progress
+from vkv_cli.text import json_option
+from vkv_cli.words import Words
+from vkv_cli.written import show_written
+
+
+@click.command()
+@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("output", metavar="OUT", type=click.Path(path_type=Path), callback=writable)
+@codec_options()
+@meta_option
+@model_options(note="Recorded in the file, so that loading can check it.")
+@word_options()
+@json_option
+def convert(
+    source: Path,
+    output: Path,
+    codecs: CodecChoice,
+    meta: dict[str, str],
+    choice: ModelChoice,
+    words: Words,
+    as_json: bool,
+) -> None:
+    """Turn IN into the .vkv file OUT.
+
+    IN is a prompt cache of mlx-lm, of 0.31 or 0.32, or a .vkv file. A prompt cache
+    names neither the weights nor the tokens it was made from: --model and the
+    prompt (as for `vkv save`) add them.
+
+    OUT appears whole or not at all; an existing file is replaced in one step.
+    """
+    spec = codecs.spec()
+    owner: dict[str, Any] = {}
+    if words.given:
+        if choice.model is None:
+            raise click.UsageError("a prompt needs --model, whose tokenizer makes its tokens.")
+        messages = words.read()
+    if choice.model is not None:
+        owner["model"], owner["tokenizer"] = load_model(choice)
+        meta = choice.metadata() | words.metadata() | meta
+    if words.given:
+        owner["tokens"] = words.tokens(messages, owner["tokenizer"])
+    with progress(f"writing {output.name}", unit="bytes") as step:
+        info = vkv.convert(
+            source, output, codec=spec, metadata=meta or None, progress=step, **owner
+        )
+    show_written(info, as_json)

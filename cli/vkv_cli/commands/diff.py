@@ -1,0 +1,33 @@
+"""``vkv diff``: what differs between two files."""
+
+from __future__ import annotations
+
+import click
+
+import vkv
+from vkv_cli import text
+from vkv_cli.group import run
+
+
+@click.command(epilog="Exit status: 0 no difference, 1 some, 2 an error; as diff(1) has it.")
+@click.argument("a")
+@click.argument("b")
+@click.option("--deep", is_flag=True, help="Also decode and compare the values.")
+@text.json_option
+def diff(a: str, b: str, deep: bool, as_json: bool) -> int:
+    """Show what differs between two files: identity, tokens, layers, codecs, stored bytes.
+
+    One line a difference: where, then what A has, then what B has. Consecutive
+    layers that differ alike share a line.
+    """
+    run().failure = 2
+    found = vkv.diff(a, b, deep=deep)
+    if as_json:
+        text.echo_json(found.to_dict())
+    elif found.differences:
+        table = [("", "A", "B"), *((d.at, d.a, d.b) for d in found.rows())]
+        for line in text.table([tuple(map(text.printable, row)) for row in table]):
+            click.echo(line)
+    else:
+        click.echo("no difference")
+    return 0 if found.same else 1

@@ -1,0 +1,117 @@
+"""``vkv generate``: go on from a file with a new prompt."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+import vkv
+from vkv.info import Info
+from vkv.live import chat
+from vkv.live.prompt import Prompt
+from vkv_cli import text
+from vkv_cli.compute import Answer, Sampling, answer
+from vkv_cli.models import ModelChoice, load_model
+from vkv_cli.options import (
+    CodecChoice,
+    codec_options,
+    meta_option,
+    model_options,
+    output_option,
+    sampling_options,
+)
+from vkv_cli.progress import progress
+from vkv_cli.words import PLAIN
+from vkv_cli.written import show_written
+
+
+@click.command()
+@click.argument("file", type=click.Path())
+@click.option(
+    "-p", "--prompt", required=True, metavar="TEXT", help="The user's message; - reads stdin."
+)
+@model_options(note="By default the one that the file names.")
+@sampling_options()
+@click.option("--ignore-chat-template", is_flag=True, help="Take the prompt as it is.")
+@click.option(
+    "--live",
+    type=click.Choice(["dense", "packed"]),
+    default="dense",
+    show_default=True,
+    help="Caches in memory: mlx-lm's own, or the file's codes, decoded at every step.",
+)
+@click.option("--force", is_flag=True, help="Go on in spite of another model or tokenizer.")
+@output_option("--save", required=False, what="Save the grown cache to this file")
+@codec_options(default="the file's own", note="For --save.")
+@meta_option
+@click.option(
+    "--verbose", type=bool, default=True, show_default=True, help="Print statistics to stderr."
+)
+@text.json_option
+def generate(
+    file: str,
+    prompt: str,
+    choice: ModelChoice,
+    sampling: Sampling,
+    ignore_chat_template: bool,
+    live: str,
+    force: bool,
+    save: Path | None,
+    codecs: CodecChoice,
+    meta: dict[str, str],
+    verbose: bool,
+    as_json: bool,
+) -> None:
+    """Go on from FILE with a new prompt, without computing again what it holds.
+
+    The prompt continues the file's last message if that is one of the user and
+    open, and else is the next message; the chat template is applied as in
+    mlx_lm.generate. The answer streams to stdout.
+
+    With --save the file, the prompt and the answer are saved together: what came
+    from FILE keeps its bytes, --codec is for what is new.
+    """
+    info = vkv.inspect(file)
+    spec = codecs.spec(info.codecs)
+    choice = choice.completed(info.metadata)
+    words = sys.stdin.read() if prompt == "-" else prompt
+    model, tokenizer = load_model(choice)
+    owner = {"model": model, "tokenizer": tokenizer}
+    loaded, reading = _read(file, **owner, live=live, force=force)
+    plain = ignore_chat_template or info.metadata.get(PLAIN) == "true"
+    rest = chat.resume(loaded, tokenizer, words, plain=plain)
+    held = loaded.tokens or []
+    found = answer(loaded.cache, rest, model, tokenizer, sampling, len(held), echo=not as_json)
+    saved = None
+    if save is not None:
+        tokens, metadata = held + rest + found.tokens, info.metadata | choice.metadata() | meta
+        saved = vkv.save(save, loaded.cache, tokens=tokens, codec=spec, metadata=metadata, **owner)
+    if as_json:
+        extra = {"seconds_to_read": reading, "saved": saved and saved.to_dict()}
+        text.echo_json(found.to_dict() | extra)
+    elif verbose:
+        _show(found, reading, saved)
+
+
+def _read(file: str, **options: Any) -> tuple[Prompt, float]:
+    """The loaded prompt, and the seconds it took."""
+    start = time.perf_counter()
+    with progress(f"reading {file}", unit="bytes") as step:
+        loaded = vkv.load(file, progress=step, **options)
+    return loaded, time.perf_counter() - start
+
+
+def _show(found: Answer, reading: float, saved: Info | None) -> None:
+    total = reading + found.seconds
+    lines = (
+        f"Prompt: {found.reused} tokens reused, {found.computed} computed",
+        f"Generation: {len(found.tokens)} tokens, {found.rate:.3f} tokens-per-sec",
+        f"Time to first token: {total:.3f} s, of which {reading:.3f} s to read the file",
+    )
+    click.echo("\n".join(lines), err=True)
+    if saved is not None:
+        show_written(saved, err=True)

@@ -1,0 +1,132 @@
+"""``vkv inspect``: what files hold and what every byte is spent on. Imports no MLX, no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+import vkv
+from vkv.account import ROWS, Accounting
+from vkv.info import Info, Row, rows
+from vkv_cli import text
+from vkv_cli.files import each_file, files_argument
+
+
+@click.command()
+@files_argument
+@click.option("-q", "--quiet", is_flag=True, help="Print only the id of each file.")
+@text.json_option
+def inspect(files: tuple[str, ...], quiet: bool, as_json: bool) -> int:
+    """Show what files hold and what every byte is spent on.
+
+    Reads the header alone: the bytes of the tensors are neither read nor checked
+    (see `vkv validate`).
+    """
+    shown = 0
+
+    def show(path: str) -> bool:
+        nonlocal shown
+        info = vkv.inspect(path)
+        if as_json:
+            text.echo_json(info.to_dict())
+        elif quiet:
+            click.echo(info.id)
+        else:
+            click.echo("\n" * bool(shown) + "\n".join(lines(info)))
+        shown += 1
+        return True
+
+    return each_file(files, show)
+
+
+def lines(info: Info) -> Iterator[str]:
+    """Everything about one file, line by line."""
+    yield text.printable(info.path)
+    yield from text.table([("", name, value) for name, value in _identity(info)])
+    yield ""
+    yield from text.table(
+        [
+            tuple(map(text.printable, cells))
+            for row in rows(info.header.layers)
+            for cells in _layers(row)
+        ]
+    )
+    yield ""
+    yield from _account(info.accounting)
+
+
+def _identity(info: Info) -> Iterator[tuple[str, str]]:
+    head, printable = info.header, text.printable
+    yield "id", info.id
+    yield "size", text.exact_size(info.size)
+    yield "format", f"{head.version}, written by {printable(head.producer)}"
+    if head.created:
+        yield "created", printable(head.created)
+    if head.needs:
+        yield "needs", printable(", ".join(head.needs))
+    yield "model", _model(info)
+    yield "tokenizer", _tokenizer(info)
+    if head.tokens:
+        yield "tokens", f"{head.tokens.count:,}, digest {head.tokens.digest.hex()[:16]}"
+    else:
+        yield "tokens", "not recorded"
+    for key, value in sorted(info.metadata.items()):
+        yield "metadata", f"{printable(key)} = {_short(printable(value))}"
+
+
+def _short(value: str, limit: int = 200) -> str:
+    return value if len(value) <= limit else f"{value[:limit]}… ({len(value):,} characters)"
+
+
+def _model(info: Info) -> str:
+    model = info.header.model
+    if model is None:
+        return "not recorded"
+    return (
+        f"{text.printable(model.type)}, {len(model.layers)} layers, "
+        f"{model.parameters:,} parameters, id {model.id.hex()[:16]}"
+    )
+
+
+def _tokenizer(info: Info) -> str:
+    tokenizer = info.header.tokenizer
+    if tokenizer is None:
+        return "not recorded"
+    template = tokenizer.template.hex()[:16] if tokenizer.template else "none"
+    return (
+        f"{tokenizer.vocab_size:,} entries, id {tokenizer.id.hex()[:16]}, chat template {template}"
+    )
+
+
+def _layers(row: Row) -> Iterator[tuple[str, str]]:
+    """A run of equal layers: its caches, then a line for each of their tensors."""
+    scalars = sorted(row.scalars.items(), key=lambda item: (item[0] != "offset", item[0]))
+    kind = ", ".join([row.kind, *(f"{name} {value}" for name, value in scalars)])
+    yield f"layer{'s' * ('-' in row.layers)} {row.layers}", kind
+    width = max(map(len, row.tensors), default=0)
+    for tensor, form in row.tensors.items():
+        yield "", f"{tensor:<{width}}  {form}"
+        if tensor in row.notes:
+            yield "", f"{'':<{width}}  {row.notes[tensor]}"
+
+
+def _account(account: Accounting) -> Iterator[str]:
+    """Bytes by role, in all and by tensor; rates below."""
+    groups = account.groups
+    table = [("bytes", "all", *map(text.printable, groups))]
+    for role in ROWS:
+        own = [g.roles.get(role, 0) for g in groups.values()]
+        table.append((role, f"{account.roles[role]:,}", *(f"{n:,}" if n else "" for n in own)))
+    table.append(("total", f"{account.size:,}", *(f"{g.bytes:,}" for g in groups.values())))
+    bits = [account.bits, *(g.bits for g in groups.values())]
+    table.append(("bits per element", *(f"{x:.3f}" for x in bits)))
+    table.append(("ratio to fp16", *(f"{16 / x:.2f}" if x else "" for x in bits)))
+    yield from text.table(table, right=range(1, len(table[0])))
+    if account.shared:
+        yield f'{account.shared:,} bytes are shared between tensors and count under "all" alone'
+    if account.adds_up:
+        yield f"the parts add up to the size of the file, to the byte: {account.size:,}"
+    else:
+        total = sum(account.roles.values())
+        yield f"the parts add up to {total:,} bytes, but the file has {account.size:,}"

@@ -1,0 +1,43 @@
+"""``vkv validate``: every finding about files, one a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import vkv
+from vkv_cli import text
+from vkv_cli.files import each_file, files_argument
+from vkv_cli.models import ModelChoice, load_model
+from vkv_cli.options import model_options
+
+
+@click.command()
+@files_argument
+@click.option("--deep", is_flag=True, help="Also decode every tensor and look at its values.")
+@model_options(note="Given, the files are compared with it.")
+@text.json_option
+def validate(files: tuple[str, ...], deep: bool, choice: ModelChoice, as_json: bool) -> int:
+    """Check files: framing, header, layers, codecs, and the digest of every tensor.
+
+    Prints every finding, one a line. Exit status 1 if one of them is an error;
+    warnings leave it 0.
+    """
+    owner: dict[str, Any] = {}
+    if choice.model is not None:
+        owner["model"], owner["tokenizer"] = load_model(choice)
+
+    def look(path: str) -> bool:
+        report = vkv.validate(path, deep=deep, **owner)
+        if as_json:
+            text.echo_json(report.to_dict())
+            return report.ok
+        name = text.printable(path)
+        for finding in report.findings:
+            click.echo(f"{name}: {text.printable(str(finding))}")
+        errors = sum(f.severity == "error" for f in report.findings)
+        click.echo(f"{name}: " + ("ok" if report.ok else f"{errors} error{'s' * (errors > 1)}"))
+        return report.ok
+
+    return each_file(files, look)

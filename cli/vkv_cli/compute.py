@@ -1,0 +1,170 @@
+"""What the model computes: a prompt's cache, and an answer, streamed and timed."""
+
+from __future__ import annotations
+
+import collections
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from vkv.errors import VkvError
+from vkv_cli.progress import progress
+
+
+def prefill(
+    model: Any,
+    tokens: list[int],
+    *,
+    max_kv_size: int | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Compute the cache of ``tokens``, as ``mlx_lm.cache_prompt`` does.
+
+    Args:
+        model: The model.
+        tokens: The prompt.
+        max_kv_size: Keep only so many last tokens.
+        options: Passed on to ``mlx_lm.generate.generate_step``.
+
+    Raises:
+        VkvError: There is nothing to compute, or the cache cannot be quantized.
+    """
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+    from mlx_lm.models.cache import make_prompt_cache
+
+    if not tokens:
+        raise VkvError("an empty prompt: there is nothing to compute")
+    if max_kv_size is not None and hasattr(model, "make_cache"):
+        warnings.warn("this model makes its own caches: --max-kv-size has no effect", stacklevel=2)
+    cache: list[Any] = make_prompt_cache(model, max_kv_size)
+    with progress("computing the prompt", unit="tokens") as step:
+        steps = generate_step(
+            mx.array(tokens),
+            model,
+            max_tokens=0,
+            prompt_cache=cache,
+            prompt_progress_callback=step,
+            **options,
+        )
+        try:
+            collections.deque(steps, maxlen=0)
+        except (NotImplementedError, ValueError) as exc:
+            if options.get("kv_bits") is None:
+                raise
+            raise VkvError(f"--kv-bits {options['kv_bits']}: {exc}") from exc
+    return cache
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen, and how many.
+
+    Attributes:
+        max_tokens: At most so many; -1 for no limit.
+        temp: 0 takes the most likely one.
+        top_p: Sample from the smallest set whose probabilities add up to this.
+        seed: For the random numbers.
+        prefill_step_size: Prompt tokens to process at a time.
+    """
+
+    max_tokens: int
+    temp: float
+    top_p: float
+    seed: int | None
+    prefill_step_size: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was generated, from how much, and how fast.
+
+    Attributes:
+        reused: Prompt tokens taken from the file.
+        computed: Prompt tokens computed.
+        seconds: From the call to the first token, the prompt's computation included.
+        rate: Tokens per second after the first.
+        finish: ``"stop"`` or ``"length"``.
+    """
+
+    reused: int
+    computed: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    rate: float = 0.0
+    finish: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "schema_version": 1,
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish,
+            "prompt_tokens": {"reused": self.reused, "computed": self.computed},
+            "seconds_to_first_token": self.seconds,
+            "tokens_per_second": self.rate,
+        }
+
+
+def answer(
+    cache: list[Any],
+    rest: list[int],
+    model: Any,
+    tokenizer: Any,
+    sampling: Sampling,
+    reused: int,
+    *,
+    echo: bool,
+) -> Answer:
+    """Compute ``rest`` on top of ``cache`` and generate; the cache grows in place.
+
+    Every token of the answer is in the cache afterwards, also the last: mlx-lm
+    begins the next step before it hands a token out.
+
+    Args:
+        cache: Holds ``reused`` tokens.
+        rest: Prompt tokens that follow; at least one.
+        echo: Print the text as it comes.
+    """
+    found = Answer(reused, len(rest))
+    start = time.perf_counter()
+    responses = _stream(rest, model, tokenizer, cache, sampling)
+    for response in responses:
+        if not found.tokens:
+            found.seconds = time.perf_counter() - start
+        found.tokens.append(response.token)
+        found.text += response.text
+        if echo and response.text:
+            click.echo(response.text, nl=False)
+    spent = time.perf_counter() - start - found.seconds
+    found.rate = (len(found.tokens) - 1) / spent if spent > 0 else 0.0
+    found.finish = response.finish_reason
+    if echo:
+        click.echo()
+    return found
+
+
+def _stream(
+    rest: list[int], model: Any, tokenizer: Any, cache: list[Any], sampling: Sampling
+) -> Iterator[Any]:
+    import mlx.core as mx
+    from mlx_lm import stream_generate
+    from mlx_lm.sample_utils import make_sampler
+
+    if sampling.seed is not None:
+        mx.random.seed(sampling.seed)
+    with progress("computing the prompt", unit="tokens") as step:
+        responses = stream_generate(
+            model, tokenizer, rest, max_tokens=sampling.max_tokens, prompt_cache=cache,
+            sampler=make_sampler(sampling.temp, sampling.top_p), prompt_progress_callback=step,
+            prefill_step_size=sampling.prefill_step_size,
+        )  # fmt: skip
+        first = next(responses)
+    yield first
+    yield from responses

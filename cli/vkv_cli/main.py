@@ -1,0 +1,79 @@
+"""The entry point: the table of commands, and the one place where errors end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from vkv._version import __version__
+from vkv.errors import VkvError
+from vkv_cli import quiet
+from vkv_cli.group import LazyGroup, Run
+
+#: Name -> (module:attribute, the line in ``vkv --help``). A command is one file and one row.
+COMMANDS = {
+    "save": ("save:save", "Compute a prompt's cache and write it to a file."),
+    "generate": ("generate:generate", "Go on from a file with a new prompt."),
+    "inspect": ("inspect:inspect", "Show what files hold and what every byte is spent on."),
+    "validate": ("validate:validate", "Check files and list every finding."),
+    "convert": (
+        "convert:convert",
+        "Turn an mlx-lm prompt cache, or a .vkv file, into a .vkv file.",
+    ),
+    "diff": ("diff:diff", "Show what differs between two files."),
+    "bench": ("bench:bench", "Measure rate, quality and speed of codecs on a model."),
+    "demo": ("demo:demo", "Save, inspect and resume a prompt of a real model."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 done, 1 an error, 2 wrong usage, 130 interrupted.",
+)
+@click.version_option(__version__, message="vkv %(version)s")
+def cli() -> None:
+    """Files for the KV caches of language models: save, inspect, resume."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status.
+
+    Args:
+        args: Without the program's name; those of the process by default.
+    """
+    run = Run()
+    try:
+        with quiet.warnings_as_lines(run):
+            result = cli.main(args, prog_name="vkv", standalone_mode=False, obj=run)
+        sys.stdout.flush()
+    except Exception as exc:
+        return _report(exc, run)
+    except KeyboardInterrupt:
+        return 130
+    return result if isinstance(result, int) else 0
+
+
+def _report(exc: Exception, run: Run) -> int:
+    """Say in one line what went wrong; return the exit status."""
+    if isinstance(exc, click.Abort):
+        return 130
+    if isinstance(exc, BrokenPipeError):
+        # The reader has gone (`vkv inspect x | head`); nothing may be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return run.failure
+    if isinstance(exc, click.ClickException):
+        exc.show()
+        return exc.exit_code
+    if run.debug:
+        import traceback  # not needed in good runs, which should start fast
+
+        traceback.print_exception(exc)
+    print(f"vkv: error: {quiet.one_line(exc)}", file=sys.stderr)
+    if not isinstance(exc, VkvError | OSError) and not run.debug:
+        print("vkv: this is a fault in vkv; --debug shows where", file=sys.stderr)
+    return run.failure

@@ -1,0 +1,185 @@
+"""Options that several commands share, named as mlx-lm names them.
+
+Each group of options reaches its command as one dataclass.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vkv_cli.compute import Sampling
+from vkv_cli.models import ModelChoice
+from vkv_cli.words import Words
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _gather(name: str, into: type[Any], *options: Decorator) -> Decorator:
+    """Add ``options`` to a command and hand it one ``into`` as argument ``name``."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **given: Any) -> Any:
+            own = {f.name: given.pop(f.name) for f in fields(into)}
+            return function(*args, **given, **{name: into(**own)})
+
+        decorated: Callable[..., Any] = wrapper
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def model_options(*, required: bool = False, note: str = "") -> Decorator:
+    """``choice: ModelChoice``."""
+    text = "A local directory, or a repository on the Hugging Face hub."
+    return _gather(
+        "choice",
+        ModelChoice,
+        click.option("--model", required=required, help=f"{text} {note}".strip()),
+        click.option("--adapter-path", help="Trained adapter weights and config."),
+        click.option(
+            "--trust-remote-code", is_flag=True, help="Let the tokenizer run the repository's code."
+        ),
+        click.option("--eos-token", help="End-of-sequence token for the tokenizer."),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CodecChoice:
+    """``--codec``, ``--keys`` and ``--values``."""
+
+    codec: str | None
+    keys: str | None
+    values: str | None
+
+    def spec(self, default: str | dict[str, str] = "raw") -> str | dict[str, str]:
+        """What ``vkv.save`` takes as ``codec``; refused before any work is done.
+
+        Raises:
+            CodecError, UnknownCodecError: A codec string is refused.
+        """
+        base = {"keys": default, "values": default} if isinstance(default, str) else default
+        own = {"keys": self.keys or self.codec, "values": self.values or self.codec}
+        spec = {name: text or base[name] for name, text in own.items()}
+        from vkv.live.save import wish  # brings MLX
+
+        wish(spec)
+        return spec["keys"] if spec["keys"] == spec["values"] else spec
+
+
+def codec_options(default: str = "raw", note: str = "") -> Decorator:
+    """``codecs: CodecChoice``."""
+    text = f"Codec, e.g. affine:bits=4,group=64. {note}".strip()
+    return _gather(
+        "codecs",
+        CodecChoice,
+        click.option("--codec", metavar="CODEC", help=f"{text}  [default: {default}]"),
+        click.option("--keys", metavar="CODEC", help="Codec of the keys alone."),
+        click.option("--values", metavar="CODEC", help="Codec of the values alone."),
+    )
+
+
+def sampling_options() -> Decorator:
+    """``sampling: Sampling``."""
+    return _gather(
+        "sampling",
+        Sampling,
+        click.option(
+            "-m", "--max-tokens", type=int, default=100, show_default=True, callback=_not_zero,
+            help="Generate at most so many; -1 for no limit.",
+        ),
+        click.option(
+            "--temp", type=click.FloatRange(0), default=0.0, show_default=True,
+            help="Sampling temperature; 0 takes the most likely token.",
+        ),
+        click.option(
+            "--top-p", type=click.FloatRange(0, 1), default=1.0, show_default=True,
+            help="Sample from the most likely tokens of this total probability.",
+        ),
+        click.option("--seed", type=int, help="Seed of the random numbers."),
+        prefill_step_size,
+    )  # fmt: skip
+
+
+def _not_zero(_: click.Context, param: click.Parameter, value: int) -> int:
+    if value == 0 or value < -1:
+        raise click.BadParameter(f"{value} is neither positive nor -1", param=param)
+    return value
+
+
+prefill_step_size = click.option(
+    "--prefill-step-size",
+    type=click.IntRange(1),
+    default=2048,
+    show_default=True,
+    help="Prompt tokens to process at a time.",
+)
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def word_options() -> Decorator:
+    """``words: Words``."""
+    return _gather(
+        "words",
+        Words,
+        click.option("-p", "--prompt", metavar="TEXT", help="The user's message; - reads stdin."),
+        click.option("--prompt-file", type=_FILE, metavar="FILE", help="The same from a file."),
+        click.option(
+            "--messages", type=_FILE, metavar="FILE",
+            help='A conversation: a JSON list of {"role": …, "content": …}.',
+        ),
+        click.option("--system-prompt", metavar="TEXT", help="System prompt for the template."),
+        click.option(
+            "--ignore-chat-template", is_flag=True, help="Take the prompt as it is."
+        ),
+    )  # fmt: skip
+
+
+def _pairs(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in values:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"{text!r} is not key=value", param=param)
+        found[key] = value
+    return found
+
+
+meta_option = click.option(
+    "--meta", multiple=True, metavar="KEY=VALUE", callback=_pairs, help="Metadata; repeatable."
+)
+
+
+def writable(_: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse now what could not be written after minutes of work."""
+    if value is None:
+        return None
+    if not value.parent.is_dir():
+        raise click.BadParameter(f"directory '{value.parent}' does not exist", param=param)
+    if value.is_dir():
+        raise click.BadParameter(f"'{value}' is a directory", param=param)
+    if not os.access(value.parent, os.W_OK):
+        raise click.BadParameter(f"directory '{value.parent}' is not writable", param=param)
+    return value
+
+
+def output_option(*names: str, required: bool = True, what: str = "The file to write") -> Decorator:
+    """A file to be written; what stands there is replaced in one step."""
+    return click.option(
+        *names,
+        required=required,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        callback=writable,
+        help=f"{what}; an existing one is replaced in one step.",
+    )

@@ -1,0 +1,66 @@
+"""Errors and warnings as one line each, and no noise from other people's libraries."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import vkv
+import vkv_cli
+from vkv_cli.group import Run
+
+#: Directories whose warnings are meant for the user.
+_OURS = tuple(os.path.join(os.path.dirname(str(m.__file__)), "") for m in (vkv, vkv_cli))
+#: Read by transformers, tokenizers and huggingface_hub when they are imported.
+_SILENCE = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+def one_line(exc: BaseException) -> str:
+    """What ``exc`` says, on one line; a file error in the form ``path: reason``."""
+    if isinstance(exc, OSError) and exc.strerror and exc.filename:
+        return f"{os.fsdecode(exc.filename)}: {exc.strerror}"
+    text = " ".join(str(exc).split())
+    if type(exc).__module__ == "builtins" and not isinstance(exc, OSError):
+        return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
+    return text or type(exc).__name__
+
+
+def silence_libraries() -> None:
+    """Keep transformers and the hub off stderr. Call before they are imported."""
+    for name, value in _SILENCE.items():
+        os.environ.setdefault(name, value)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    import logging
+
+    logging.disable(logging.CRITICAL)
+
+
+@contextmanager
+def warnings_as_lines(run: Run) -> Iterator[None]:
+    """Show vkv's own warnings as ``vkv: warning: …``; others only with ``--debug``."""
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        own = issubclass(category, UserWarning) and filename.startswith(_OURS)
+        if own or run.debug:
+            print(f"vkv: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,24 @@
+"""What ``save``, ``convert`` and ``generate --save`` say about the file they wrote."""
+
+from __future__ import annotations
+
+import click
+
+from vkv.info import Info
+from vkv_cli import text
+
+
+def show_written(info: Info, as_json: bool = False, *, err: bool = False) -> None:
+    """One line on the file, and one on everything that was asked for and not done."""
+    if as_json:
+        text.echo_json(info.to_dict())
+        return
+    count = "unknown tokens" if info.tokens is None else f"{info.tokens:,} tokens"
+    account = info.accounting
+    click.echo(
+        f"{text.printable(info.path)}: {count}, {text.exact_size(info.size)}, "
+        f"{account.bits:.2f} bits per element, ratio to fp16 {account.ratio:.2f}",
+        err=err,
+    )
+    for note in info.notes:
+        click.echo(f"note: layers {text.printable(note)}", err=err)

@@ -1,0 +1,250 @@
+"""``vkv save`` and ``vkv generate``: from a prompt to a file to an answer."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+import vkv
+from fixtures.models import tiny
+
+SYSTEM = "You keep a lighthouse, and you like to talk about it."
+QUESTION = "Is it lit?"
+
+
+@pytest.fixture(scope="module")
+def live(model):
+    return mlx_lm.load(str(model))
+
+
+def text_of(tokenizer, path):
+    return tokenizer.decode(vkv.load(path).tokens)
+
+
+def greedy(live, ids, count):
+    """Token ids that the model gives after ``ids`` with a cache of its own."""
+    model, tokenizer = live
+    responses = mlx_lm.stream_generate(model, tokenizer, list(ids), max_tokens=count)
+    return [r.token for r in responses]
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin", "expected"),
+    [
+        (["--prompt", "Hi"], "", "<|im_start|>user\nHi"),
+        (["-p", "-"], "Hi\n", "<|im_start|>user\nHi\n"),
+        (["--prompt-file", "hi.txt"], "", "<|im_start|>user\nHi\n"),
+        (["--prompt", "Hi", "--ignore-chat-template"], "", "Hi"),
+        (
+            ["--system-prompt", "Be", "--prompt", "Hi"],
+            "",
+            "<|im_start|>system\nBe<|im_end|>\n<|im_start|>user\nHi",
+        ),
+        (
+            ["--system-prompt", "Be"],
+            "",
+            "<|im_start|>system\nBe<|im_end|>\n<|im_start|>user\n",
+        ),
+        (
+            ["--messages", "talk.json"],
+            "",
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_saved(run, model, live, tmp_path, monkeypatch, args, stdin, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hi.txt").write_text("Hi\n")
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    (tmp_path / "talk.json").write_text(json.dumps(talk))
+    ran = run("save", "--model", model, *args, "-o", "out.vkv", stdin=stdin)
+    assert (ran.status, ran.err) == (0, "")
+    assert text_of(live[1], "out.vkv") == expected
+    assert vkv.validate("out.vkv", deep=True).ok
+
+
+def test_the_cache_is_the_models(run, model, live, tmp_path):
+    path = tmp_path / "a.vkv"
+    run("save", "--model", model, "--prompt", "Hello there", "-o", path)
+    loaded, cache = vkv.load(path), make_prompt_cache(live[0])
+    live[0](mx.array([loaded.tokens]), cache=cache)
+    for a, b in zip(loaded.cache, cache, strict=True):
+        assert mx.allclose(a.state[0], b.keys[..., : b.offset, :], atol=1e-5)
+
+
+def test_summary_metadata_and_notes(run, model, tmp_path):
+    path = tmp_path / "a.vkv"
+    ran = run(
+        "save", "--model", model, "--system-prompt", SYSTEM, "-o", path,
+        "--codec", "affine:bits=4", "--meta", "by=me", "--meta", "x=a=b", "--eos-token", "z",
+    )  # fmt: skip
+    info = vkv.inspect(path)
+    assert info.metadata == {
+        "model": str(model),
+        "tokenizer_config": '{"trust_remote_code": false, "eos_token": "z"}',
+        "by": "me",
+        "x": "a=b",
+    }
+    first, *notes = ran.out.splitlines()
+    account = info.accounting
+    assert first == (
+        f"{path}: {info.tokens} tokens, {info.size / 1000:.1f} kB ({info.size:,} bytes), "
+        f"{account.bits:.2f} bits per element, ratio to fp16 {account.ratio:.2f}"
+    )
+    assert notes == [f"note: layers {note}" for note in info.notes]
+    assert notes, "a head dim of 32 is no multiple of a group of 64"
+
+
+def test_keys_and_values_have_their_own_codecs(run, model, tmp_path):
+    path = tmp_path / "a.vkv"
+    args = ["--keys", "affine:bits=8,group=32", "--codec", "affine:bits=4,group=32"]
+    ran = run("save", "--model", model, "-p", SYSTEM, "-o", path, *args, "--json")
+    assert ran.json == vkv.inspect(path).to_dict()
+    bits = {name: text.split(",")[0] for name, text in vkv.inspect(path).codecs.items()}
+    assert bits == {"keys": "affine:bits=8", "values": "affine:bits=4"}
+
+
+def test_an_existing_file_is_replaced_and_keeps_its_mode(run, model, tmp_path):
+    path = tmp_path / "a.vkv"
+    path.write_text("old")
+    path.chmod(0o640)
+    assert run("save", "--model", model, "-p", "Hi", "-o", path).status == 0
+    assert vkv.inspect(path).tokens
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_max_kv_size(run, model, tmp_path):
+    path = tmp_path / "a.vkv"
+    deepseek = tiny.save_dir(tiny.deepseek_v2(), tiny.tokenizer(), tmp_path / "deepseek")
+    ran = run("save", "--model", deepseek, "-p", "Hi", "-o", path, "--max-kv-size", "8")
+    assert (ran.status, ran.err) == (0, "")
+    assert vkv.inspect(path).header.layers[0].scalars["max_size"] == 8
+    ran = run("save", "--model", model, "-p", "Hi", "-o", path, "--max-kv-size", "8")
+    assert (ran.status, ran.err) == (
+        0,
+        "vkv: warning: this model makes its own caches: --max-kv-size has no effect\n",
+    )
+
+
+def test_kv_bits(run, model, tmp_path):
+    path = tmp_path / "a.vkv"
+    args = ["save", "--model", model, "-p", "Hi", "-o", path, "--kv-group-size", "32"]
+    run(*args, "--kv-bits", "8")
+    assert vkv.inspect(path).header.layers[0].kind == "quantized"
+    ran = run(*args, "--kv-bits", "7")
+    assert ran.status == 1
+    assert ran.err.startswith("vkv: error: --kv-bits 7: ")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.fixture
+def system_file(run, model, tmp_path):
+    path = tmp_path / "system.vkv"
+    assert run("save", "--model", model, "--system-prompt", SYSTEM, "-o", path).status == 0
+    return path
+
+
+def test_generate_goes_on_from_the_file(run, live, system_file):
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    whole = live[1].apply_chat_template(messages, add_generation_prompt=True)
+    expected = greedy(live, whole, 12)
+    held = vkv.inspect(system_file).tokens
+    found = run("generate", system_file, "--prompt", QUESTION, "-m", 12, "--json").json
+    assert found["tokens"] == expected
+    assert found["text"] == live[1].decode(expected)
+    assert found["prompt_tokens"] == {"reused": held, "computed": len(whole) - held}
+    assert (found["schema_version"], found["saved"]) == (1, None)
+    ran = run("generate", system_file, "--prompt", "-", "-m", 12, stdin=QUESTION)
+    assert ran.out == found["text"] + "\n"
+    reused, generated, first = ran.err.splitlines()
+    assert reused == f"Prompt: {held} tokens reused, {len(whole) - held} computed"
+    assert generated.startswith("Generation: 12 tokens, ")
+    assert first.startswith("Time to first token: ")
+    quiet = run("generate", system_file, "--prompt", QUESTION, "-m", 12, "--verbose", "F")
+    assert (quiet.out, quiet.err) == (ran.out, "")
+
+
+def test_a_grown_cache_is_saved_with_its_tokens_and_goes_on(run, live, system_file, tmp_path):
+    grown = tmp_path / "grown.vkv"
+    first = run("generate", system_file, "-p", QUESTION, "-m", 8, "--save", grown, "--json").json
+    assert first["saved"] == vkv.inspect(grown).to_dict()
+    assert vkv.validate(grown, deep=True).ok
+    answer = live[1].decode(first["tokens"])
+    assert text_of(live[1], grown) == (
+        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{QUESTION}<|im_end|>\n"
+        f"<|im_start|>assistant\n{answer}"
+    )
+    held = vkv.load(grown).tokens
+    ended = "" if first["tokens"][-1] in live[1].eos_token_ids else "<|im_end|>"
+    turn = f"{ended}\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    rest = live[1].encode(turn, add_special_tokens=False)
+    second = run("generate", grown, "-p", "Why?", "-m", 8, "--json").json
+    assert second["tokens"] == greedy(live, held + rest, 8)
+    assert second["prompt_tokens"] == {"reused": len(held), "computed": len(rest)}
+
+
+def test_a_grown_lossy_file_keeps_its_codec_and_its_first_bytes(run, model, tmp_path):
+    path, grown = tmp_path / "a.vkv", tmp_path / "b.vkv"
+    codec = "affine:bits=4,group=32"
+    run("save", "--model", model, "--system-prompt", SYSTEM, "-o", path, "--codec", codec)
+    run("generate", path, "-p", QUESTION, "-m", 8, "--save", grown)
+    assert vkv.inspect(grown).codecs == vkv.inspect(path).codecs
+    old, new = vkv.load(path), vkv.load(grown)
+    for a, b in zip(old.cache, new.cache, strict=True):
+        assert mx.array_equal(a.state[0], b.state[0][..., : a.offset, :])
+
+
+def test_packed_caches_give_the_same_answer(run, model, tmp_path):
+    path = tmp_path / "a.vkv"
+    codec = "affine:bits=8,group=32"
+    run("save", "--model", model, "--system-prompt", SYSTEM, "-o", path, "--codec", codec)
+    args = ["generate", path, "-p", QUESTION, "-m", 8, "--json"]
+    dense, packed = (run(*args, "--live", live).json["tokens"] for live in ("dense", "packed"))
+    assert dense == packed
+
+
+def test_a_prompt_without_a_template_goes_on_without_one(run, model, live, tmp_path):
+    path = tmp_path / "a.vkv"
+    run("save", "--model", model, "-p", "Once upon", "--ignore-chat-template", "-o", path)
+    found = run("generate", path, "-p", " a time", "-m", 6, "--json").json
+    assert found["tokens"] == greedy(live, live[1].encode("Once upon a time"), 6)
+
+
+def test_sampling_is_repeatable_with_a_seed(run, system_file):
+    args = ["generate", system_file, "-p", "x", "-m", 16, "--temp", "1", "--top-p", "0.9"]
+    one, two, three = (run(*args, "--seed", seed).out for seed in (1, 1, 2))
+    assert one == two != three
+
+
+def test_another_model_is_refused_unless_forced(run, system_file, other_model):
+    args = ["generate", system_file, "-p", "x", "-m", 2, "--model", other_model]
+    ran = run(*args)
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("vkv: error: ")
+    assert ran.err.endswith(" [I1]\n")
+    assert ran.err.count("\n") == 1
+    forced = run(*args, "--force", "--verbose", "F")
+    assert forced.status == 0
+    assert all(line.startswith("vkv: warning: ") for line in forced.err.splitlines())
+    assert forced.err
+
+
+def test_a_file_that_names_no_model(run, files, tmp_path):
+    vkv.save(tmp_path / "a.vkv", [], tokens=[1])
+    ran = run("generate", tmp_path / "a.vkv", "-p", "x")
+    assert ran.err == "vkv: error: the file does not name its model: give --model\n"
+
+
+def test_a_file_without_tokens(run, model, tmp_path):
+    run("save", "--model", model, "-p", "x", "-o", tmp_path / "a.vkv")
+    vkv.save(tmp_path / "b.vkv", vkv.load(tmp_path / "a.vkv").cache)
+    ran = run("generate", tmp_path / "b.vkv", "-p", "x", "--model", model)
+    assert ran.err == (
+        "vkv: error: the file holds no token ids, so no prompt can go on from it [L8]\n"
+    )

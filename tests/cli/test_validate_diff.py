@@ -1,0 +1,85 @@
+"""``vkv validate`` and ``vkv diff``: findings, differences, exit status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import vkv
+
+
+@pytest.fixture
+def damaged(files, tmp_path):
+    """A file whose last byte is not what was written."""
+    path = tmp_path / "damaged.vkv"
+    raw = bytearray((files / "raw.vkv").read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    return path
+
+
+def test_a_sound_file(run, files):
+    path = files / "raw.vkv"
+    ran = run("validate", "--deep", path)
+    assert (ran.status, ran.err) == (0, "")
+    report = vkv.validate(path, deep=True)
+    assert ran.out.splitlines() == [*(f"{path}: {f}" for f in report.findings), f"{path}: ok"]
+
+
+def test_every_finding_is_a_line_and_errors_are_status_1(run, damaged):
+    ran = run("validate", damaged)
+    assert ran.status == 1
+    assert " error: " in ran.out
+    assert "the bytes changed [D1]\n" in ran.out
+    assert ran.out.endswith(f"{damaged}: 1 error\n")
+
+
+def test_one_bad_file_of_two(run, files, damaged):
+    ran = run("validate", damaged, files / "raw.vkv")
+    assert ran.status == 1
+    assert ran.out.endswith(f"{files / 'raw.vkv'}: ok\n")
+
+
+def test_json(run, damaged):
+    ran = run("validate", "--json", damaged)
+    assert ran.status == 1
+    assert ran.json == vkv.validate(damaged).to_dict()
+    assert ran.json["schema_version"] == 1
+
+
+def test_against_another_model(run, saved, model, other_model):
+    assert run("validate", saved, "--model", model).status == 0
+    ran = run("validate", saved, "--model", other_model)
+    assert ran.status == 1
+    assert "[I1]" in ran.out
+
+
+def test_diff_of_a_file_with_itself(run, files):
+    path = files / "raw.vkv"
+    ran = run("diff", path, path)
+    assert (ran.status, ran.out, ran.err) == (0, "no difference\n", "")
+
+
+def test_diff_shows_both_sides(run, files):
+    ran = run("diff", files / "affine.vkv", files / "raw.vkv", "--deep")
+    found = vkv.diff(files / "affine.vkv", files / "raw.vkv", deep=True)
+    assert ran.status == 1
+    head, *lines = ran.out.splitlines()
+    assert head.split() == ["A", "B"]
+    assert len(lines) == len(found.rows())
+    for line, difference in zip(lines, found.rows(), strict=True):
+        assert line.split("  ")[0] == difference.at
+        assert difference.a in line
+        assert line.endswith(difference.b)
+
+
+def test_diff_as_json(run, files):
+    ran = run("diff", "--json", files / "affine.vkv", files / "raw.vkv")
+    assert ran.status == 1
+    assert json.loads(ran.out) == vkv.diff(files / "affine.vkv", files / "raw.vkv").to_dict()
+
+
+def test_diff_has_status_2_for_trouble(run, files):
+    ran = run("diff", files / "raw.vkv", "none")
+    assert (ran.status, ran.err) == (2, "vkv: error: none: No such file or directory\n")

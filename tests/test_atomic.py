@@ -1,0 +1,172 @@
+"""A file takes its name in one step: replaced, failed, linked, forbidden."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vkv.atomic import replacing
+
+ROOT = Path(__file__).parents[1]
+
+
+def write(path: Path, data: bytes, **options: Any) -> None:
+    with replacing(path, **options) as fd:
+        os.write(fd, data)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def litter(folder: Path) -> list[str]:
+    return [n for n in os.listdir(folder) if n.endswith(".vkv-tmp")]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_new_and_replaced(tmp_path, durable):
+    path = tmp_path / "a.vkv"
+    write(path, b"old", durable=durable)
+    assert path.read_bytes() == b"old"
+    write(path, b"newer", durable=durable)
+    assert path.read_bytes() == b"newer"
+    assert os.listdir(tmp_path) == ["a.vkv"]
+
+
+def test_readers_of_the_old_file_keep_it(tmp_path):
+    write(tmp_path / "a.vkv", b"old")
+    with (tmp_path / "a.vkv").open("rb") as reader:
+        write(tmp_path / "a.vkv", b"newer")
+        assert reader.read() == b"old"
+
+
+def test_error_leaves_what_was_there_and_nothing_else(tmp_path):
+    path = tmp_path / "a.vkv"
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error):
+            fail(path, error)
+        assert os.listdir(tmp_path) == []
+    write(path, b"old")
+    with pytest.raises(ValueError):  # noqa: PT011  # any
+        fail(path, ValueError)
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.vkv"]
+
+
+def fail(path: Path, error: type[BaseException]) -> None:
+    with replacing(path) as fd:
+        os.write(fd, b"half")
+        raise error
+
+
+def test_only_the_owner_may_read_a_prompt(tmp_path):
+    previous = os.umask(0)
+    try:
+        write(tmp_path / "a.vkv", b"x")
+        assert mode(tmp_path / "a.vkv") == 0o600
+        with replacing(tmp_path / "b.vkv"):
+            (name,) = litter(tmp_path)
+            assert mode(tmp_path / name) == 0o600
+    finally:
+        os.umask(previous)
+
+
+def test_mode_of_the_file_replaced_stays(tmp_path):
+    path = tmp_path / "a.vkv"
+    write(path, b"x")
+    path.chmod(0o640)
+    write(path, b"y")
+    assert mode(path) == 0o640
+
+
+def test_symbolic_links_are_followed(tmp_path):
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "a.vkv"
+    link.symlink_to(tmp_path / "real" / "b.vkv")
+    for data in (b"new", b"newer"):  # first to nothing, then to a file
+        write(link, data)
+        assert link.is_symlink()
+        assert (tmp_path / "real" / "b.vkv").read_bytes() == data
+    assert os.listdir(tmp_path / "real") == ["b.vkv"]
+
+
+def test_relative_paths_and_odd_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.vkv", "[x]*?.vkv", " .vkv", "ä\n.vkv", "x" * 200):
+        write(Path(name), b"x")
+        write(Path(name), b"y")
+        assert Path(name).read_bytes() == b"y"
+    assert litter(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [("missing/a.vkv", FileNotFoundError), ("file/a.vkv", NotADirectoryError),
+     ("folder", IsADirectoryError)],
+)  # fmt: skip
+def test_places_that_take_no_file(tmp_path, place, error):
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(error):
+        write(tmp_path / place, b"x")
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def child(code: str, *args: object, **options: Any) -> subprocess.Popen[Any]:
+    """A Python process of its own, with the package on its path."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    return subprocess.Popen(command, cwd=ROOT, **options)
+
+
+def test_directory_that_may_not_be_written():
+    """As nobody, since root may write everywhere; not in pytest's folder, which is root's."""
+    folder = Path(tempfile.mkdtemp(prefix="vkv-"))
+    write(folder / "a.vkv", b"old")
+    (folder / "a.vkv").chmod(0o644)
+    folder.chmod(0o555)
+    code = """if True:
+        import os, sys
+        from vkv.atomic import replacing
+        if os.getuid() == 0:
+            os.setegid(65534), os.seteuid(65534)
+        assert open(sys.argv[1], "rb").read() == b"old"
+        try:
+            with replacing(sys.argv[1]) as fd:
+                os.write(fd, b"new")
+        except PermissionError:
+            sys.exit(7)
+    """
+    try:
+        assert child(code, folder / "a.vkv").wait() == 7
+        assert (folder / "a.vkv").read_bytes() == b"old"
+        assert os.listdir(folder) == ["a.vkv"]
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+def test_file_of_a_living_writer_is_not_swept(tmp_path):
+    path = tmp_path / "a.vkv"
+    with replacing(path) as fd:
+        os.write(fd, b"slow")
+        write(path, b"quick")
+        assert len(litter(tmp_path)) == 1
+    assert path.read_bytes() == b"slow"
+
+
+def test_only_files_of_the_same_path_are_swept(tmp_path):
+    dead = {".a.vkv.1-00000000.vkv-tmp", ".a.vkv.99999999-ffffffff.vkv-tmp"}
+    others = {".b.vkv.1-00000000.vkv-tmp", ".a.vkv.x.1-00000000.vkv-tmp", ".a.vkv.vkv-tmp",
+              "a.vkv.1-00000000.vkv-tmp"}  # fmt: skip
+    for name in dead | others:
+        (tmp_path / name).write_bytes(b"x")
+    write(tmp_path / "a.vkv", b"y")
+    assert set(os.listdir(tmp_path)) == {"a.vkv"} | others

@@ -1,0 +1,281 @@
+"""Files made to harm: only ``VkvError`` comes out, soon, and in little memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import msgpack
+import pytest
+
+import vkv
+from tests.hostile import Draft
+from vkv import codecs, container, header
+from vkv.codecs.raw import Raw
+from vkv.document import open_document
+from vkv.errors import CodecError, HeaderError, VkvError
+from vkv.file import open_file
+
+ROOT = Path(__file__).parents[1]
+GOOD = ROOT / "fixtures" / "v1" / "good"
+#: Cases of each of two seeds. ``VKV_HOSTILE_CASES=100000`` looks longer.
+CASES = os.environ.get("VKV_HOSTILE_CASES", "10000")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_twenty_thousand_damaged_and_forged_files(seed, tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.hostile", str(seed), CASES, str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout)
+    print(found)
+    assert found["grown_mb"] < 64
+    assert found["worst_s"] < 10  # a guard against hangs; milliseconds are usual
+    outcomes = dict(found["outcomes"])
+    assert outcomes["loaded"] > int(CASES) // 20
+    assert {"C3", "C5", "C6", "H1", "H2", "H6", "H7", "L4", "K3", "D1"} <= outcomes.keys()
+
+
+#: Opens a file in a fresh process and says which rule refused it and what memory it took.
+OPEN = """if True:
+    import os, resource, sys
+    import vkv, vkv.info
+    from vkv.errors import VkvError
+
+    def peak():
+        if os.path.exists("/proc/self/status"):
+            return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 2**10
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+    start = peak()
+    try:
+        info = vkv.inspect(sys.argv[1])
+        assert info.accounting.adds_up and info.to_dict()
+        rule = None
+    except VkvError as exc:
+        rule = exc.rule
+    print(rule, peak() - start)
+"""
+
+
+def opened(path: Path) -> tuple[str, float]:
+    """Rule that refuses the file (``None`` if none does) and megabytes used."""
+    run = subprocess.run([sys.executable, "-c", OPEN, path], capture_output=True, text=True,
+                         timeout=120, check=True)  # fmt: skip
+    rule, grown = run.stdout.split()
+    return rule, float(grown)
+
+
+def blank() -> Draft:
+    return Draft({"version": "1.0", "producer": "", "layers": [], "tensors": {}})
+
+
+def with_header(raw: bytes) -> bytes:
+    return blank().build(header=lambda _: raw)
+
+
+def with_json(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+def unknown_field(value: bytes) -> bytes:
+    """A header of the largest size with many small things in a field that nobody knows."""
+    head = {"layers": [], "producer": "", "tensors": {}, "version": "1.0", "zz": None}
+    start = msgpack.packb(head)[:-1]
+    count = (header.MAX_HEADER - len(start) - 5) // len(value)
+    return with_header(start + b"\xdd" + count.to_bytes(4, "big") + value * count)
+
+
+def many_tensors() -> bytes:
+    """As many names of tensors as fit: an account that compares all with all would not end."""
+    draft = blank()
+    draft.store("t", "table", "U8", [1], b"x")
+    run = {"codec": "x", "version": 1, "parts": {"a": "t"}, "tokens": 1}
+    tensors = {f"{i:x}": {"dtype": "U8", "shape": [1, 1], "segments": [run]} for i in range(12_000)}
+    draft.header["layers"] = [{"kind": "kv", "tensors": tensors}]
+    return draft.build()
+
+
+def many_stored() -> bytes:
+    draft = blank()
+    tensors = {}
+    for i in range(5_000):
+        draft.store(f"{i:x}", "payload", "U8", [1, 1], b"x")
+        run = {"codec": "x", "version": 1, "parts": {"a": f"{i:x}"}}
+        tensors[f"{i:x}"] = {"dtype": "U8", "shape": [1, 1], "segments": [run]}
+    draft.header["layers"] = [{"kind": "kv", "tensors": tensors}]
+    return draft.build()
+
+
+def json_of(item: str) -> str:
+    count = (container.MAX_JSON - 40) // (len(item) + 1)
+    return '{"__metadata__":{"format":"vkv"},"x":[' + ",".join([item] * count) + "]}"
+
+
+def twins() -> str:
+    """Many keys, the last two alike: a search that compares all with all would not end."""
+    keys = [f'"{i:x}":0' for i in range(180_000)]
+    return "{" + ",".join([*keys, keys[-1]]) + "}"
+
+
+ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty maps": (lambda: unknown_field(b"\x80"), "None"),
+    "empty lists": (lambda: unknown_field(b"\x90"), "None"),
+    "small maps": (lambda: unknown_field(b"\x81\xa0\xc0"), "None"),
+    "deep lists": (lambda: with_header(b"\x91" * header.MAX_HEADER), "H1"),
+    "array of 2^32": (lambda: with_header(b"\xdd\xff\xff\xff\xff"), "H1"),
+    "map of 2^32": (lambda: with_header(b"\xdf\xff\xff\xff\xff"), "H1"),
+    "names of tensors": (many_tensors, "None"),
+    "stored tensors": (many_stored, "None"),
+    "JSON lists": (lambda: with_json(json_of("[]")), "C3"),
+    "JSON maps": (lambda: with_json(json_of('{"":{"":0}}')), "C3"),
+    "JSON digits": (lambda: with_json('{"x":' + "9" * 2_000_000 + "}"), "C3"),
+    "JSON depth": (lambda: with_json("{" + '"a":{' * 300_000), "C3"),
+    "JSON twins": (lambda: with_json(twins()), "C3"),
+    "JSON escapes": (lambda: with_json(json_of('"\\ud800"')), "C3"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_bombs(name, tmp_path):
+    """Time ends the process; memory stays under what a few large files would take."""
+    make, rule = ATTACKS[name]
+    (tmp_path / "a.vkv").write_bytes(make())
+    found, grown = opened(tmp_path / "a.vkv")
+    print(name, found, grown)
+    assert found == rule
+    assert grown < 96
+
+
+def expanding(size: int, count: int, shape: list[int], role: str = "payload") -> bytes:
+    """``count`` segments that all decode the same stored bytes."""
+    draft = blank()
+    draft.store("data", role, "U8", [1, size], bytes(size))
+    runs = [{"codec": "raw", "version": 1, "params": {"dtype": "U8"}, "tokens": 1,
+             "parts": {"data": "data"}}] * count  # fmt: skip
+    tensor = {"dtype": "U8", "shape": shape, "segments": runs}
+    draft.header["layers"] = [{"kind": "arrays", "scalars": {"size": 1}, "tensors": {"0": tensor}}]
+    return draft.build()
+
+
+@pytest.mark.parametrize(
+    ("data", "rule"),
+    [
+        (expanding(4096, 1000, [1000, 4096]), "H6"),
+        (expanding(4096, 1000, [1000, 4096], "table"), "H10"),
+        (expanding(1, 1, [1, (1 << 31) - 1]), "H10"),
+        (expanding(1, 1, [(1 << 31) - 1] * 6 + [1, (1 << 31) - 1]), "H10"),
+        (expanding(1, 1, [1, 1 << 31]), "H2"),
+    ],
+)
+def test_memory_that_the_file_cannot_fill_is_never_asked_for(data, rule, tmp_path):
+    (tmp_path / "a.vkv").write_bytes(data)
+    for use in (vkv.inspect, vkv.load):
+        with pytest.raises(HeaderError) as caught:
+            use(tmp_path / "a.vkv")
+        assert caught.value.rule == rule
+
+
+def test_shapes_without_elements(tmp_path):
+    """MLX counts sizes in 32 bits, and some of its kernels take no empty arrays."""
+    for shape in ([1 << 30, 0], [0, (1 << 31) - 64], [0, 1, 0, 64]):
+        for codec, params in (("raw", {"dtype": "F16"}), ("affine", {"group": 64})):
+            draft = blank()
+            forms = codecs.resolve(codec, 1, params).layout(tuple(shape))
+            for part, (dtype, dims) in forms.items():
+                draft.store(part, "payload", dtype, list(dims), b"")
+            run = {"codec": codec, "version": 1, "params": params, "parts": {p: p for p in forms}}
+            tensor = {"dtype": "F16", "shape": shape, "segments": [run]}
+            layer = {"kind": "arrays", "scalars": {"size": 1}, "tensors": {"0": tensor}}
+            draft.header["layers"] = [layer]
+            (tmp_path / "a.vkv").write_bytes(draft.build())
+            error = outcome(tmp_path / "a.vkv")
+            assert error is None or error.rule in ("A2", "H2"), error
+
+
+def outcome(path: Path) -> VkvError | None:
+    try:
+        vkv.load(path)
+    except VkvError as exc:
+        return exc
+    return None
+
+
+def test_values_that_are_not_finite_are_reported_and_load(tmp_path):
+    draft = blank()
+    draft.store("data", "payload", "F32", [1, 2], b"\x00\x00\xc0\x7f\x00\x00\x80\xff")
+    run = {"codec": "raw", "version": 1, "params": {"dtype": "F32"}, "parts": {"data": "data"}}
+    tensor = {"dtype": "F32", "shape": [1, 2], "segments": [run]}
+    layer = {"kind": "arrays", "scalars": {"size": 1}, "tensors": {"0": tensor}}
+    draft.header["layers"] = [layer]
+    (tmp_path / "a.vkv").write_bytes(draft.build())
+    report = vkv.validate(tmp_path / "a.vkv", deep=True)
+    assert [(f.rule, f.at) for f in report.findings if f.rule] == [("D2", "layers[0].0")]
+    assert vkv.validate(tmp_path / "a.vkv").ok
+    assert mx.isnan(vkv.load(tmp_path / "a.vkv").cache[0][0]).tolist() == [[True, False]]
+
+
+class Careless(Raw):
+    """A codec that decodes to another shape than it was asked for."""
+
+    def decode(self, parts: Any, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        return parts["data"][..., :1]
+
+
+def test_codec_that_decodes_to_another_shape_is_caught(monkeypatch):
+    monkeypatch.setitem(codecs.CODECS, ("raw", 1), Careless)
+    with pytest.raises(CodecError) as caught:
+        vkv.load(GOOD / "raw-kv-f16.vkv")
+    assert caught.value.rule == "K4"
+    assert "expected (1, 2, 3, 8)" in str(caught.value)
+
+
+def test_one_damaged_layer_fails_the_load_and_touches_nothing_else(tmp_path):
+    data = bytearray((GOOD / "raw-kv-f16.vkv").read_bytes())
+    before = vkv.load(GOOD / "raw-kv-f16.vkv")
+    kept = [mx.array(c.keys) for c in before.cache]
+    data[-1] ^= 1
+    (tmp_path / "a.vkv").write_bytes(data)
+    with pytest.raises(VkvError) as caught:
+        vkv.load(tmp_path / "a.vkv")
+    assert caught.value.rule == "D1"
+    assert str(caught.value.at).startswith("layers[1].values")
+    for cache, keys in zip(before.cache, kept, strict=True):
+        assert mx.array_equal(cache.keys, keys)
+
+
+def test_digests_are_skipped_only_when_asked(tmp_path):
+    data = bytearray((GOOD / "raw-kv-f16.vkv").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "a.vkv").write_bytes(data)
+    assert len(vkv.load(tmp_path / "a.vkv", verify=False).cache) == 2
+    with open_file(tmp_path / "a.vkv") as file, pytest.raises(VkvError):
+        file.array("layers.1.values.0.data")
+
+
+def test_every_byte_counts():
+    """Any flipped bit is refused: by a rule, or by the digest of what it is in."""
+    path = GOOD / "rope-chunked.vkv"
+    data = path.read_bytes()
+    with open_document(data) as document:
+        known = document.id
+        spaces = data[: document.entries[container.HEADER].start].rstrip(b" ")
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        try:
+            with open_document(changed) as document:
+                for name in document.header.tensors:
+                    document.read(name)
+                found = document.id
+        except VkvError:
+            continue
+        # What is left are names in the JSON's metadata, and the header itself, whose id tells.
+        assert found != known or b'"vkv":"1.0"' not in changed or at >= len(spaces)

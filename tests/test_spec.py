@@ -1,0 +1,185 @@
+"""The pages of ``spec/v1``, the code and the fixtures say the same."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from spec.__main__ import files
+from vkv import container, document, header
+from vkv.codecs import CODECS
+from vkv.codecs.base import DTYPES
+from vkv.document import open_document
+from vkv.live import form
+from vkv.live.kinds import KINDS
+
+ROOT = Path(__file__).parents[1]
+SPEC = ROOT / "spec" / "v1"
+FIXTURES = ROOT / "fixtures" / "v1"
+PAGE = (SPEC / "format.md").read_text()
+RULE = re.compile(r"[A-Z]\d{1,2}")
+
+#: Rules that no file can break, or none that is small; where they are tested instead. Those of
+#: identity (I) are about live models, those of other codecs are tested beside them.
+WITHOUT_BAD_FILE = {
+    "C9": "binds readers; good/C9-other-order.vkv",
+    "H5": "takes a megabyte; test_header",
+    "K1": "no fault of the file; future/codec.vkv",
+    "K4": "the layout fixes the shape; test_hostile",
+    "D2": "no ground to refuse a file; test_hostile",
+    "L1": "about a live cache; tests/live",
+    "L2": "about a live cache; tests/live",
+    "L8": "about a live cache; tests/live",
+}
+
+
+def rules_of(page: str) -> set[str]:
+    return set(re.findall(rf"\*\*({RULE.pattern})\*\*", page))
+
+
+PAGES = {p: rules_of(p.read_text()) for p in sorted(SPEC.rglob("*.md"))}
+RULES = set().union(*PAGES.values())
+
+
+def literals(folder: str) -> set[str]:
+    """String literals of the Python files under ``folder`` that look like a rule's number."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= set(re.findall(rf"\b{RULE.pattern}\b", node.value))
+    return found - header.ITEMSIZE.keys()
+
+
+def raised(folder: str) -> set[str]:
+    """Literals that are nothing but a rule's number: those that errors carry."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {node.value} if RULE.fullmatch(node.value) else set()
+    return found - header.ITEMSIZE.keys()
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda p: p.name)
+def test_derived_files_are_up_to_date(path):
+    assert path.read_text() == files()[path], "run `python -m spec`"
+
+
+def test_a_number_stands_on_one_page_only():
+    assert sum(len(rules) for rules in PAGES.values()) == len(RULES)
+
+
+def test_every_rule_that_is_raised_is_on_a_page():
+    assert raised("vkv") - RULES == set()
+
+
+def test_every_rule_on_a_page_is_raised_or_tested():
+    tested = literals("tests") | {p.name.split("-")[0] for p in FIXTURES.rglob("*.vkv")}
+    assert RULES - raised("vkv") - tested == set()
+
+
+def test_every_rule_has_a_bad_file():
+    have = {p.name.split("-")[0] for p in (FIXTURES / "bad").iterdir()}
+    want = {r for r in RULES if r[0] in "CHLKDRA"} - WITHOUT_BAD_FILE.keys()
+    assert want - have == set()
+    assert have <= RULES - WITHOUT_BAD_FILE.keys()
+
+
+@pytest.mark.parametrize(("codec", "version"), sorted(CODECS))
+def test_every_codec_has_a_page_that_names_its_params_and_parts(codec, version):
+    page = (SPEC / "codecs" / f"{codec}.md").read_text()
+    assert f"version {version}" in page
+    cls = CODECS[codec, version]
+    names = {f.name for f in fields(cls)} | cls.roles.keys()  # type: ignore[arg-type]
+    assert {n for n in names if f"`{n}`" not in page} == set()
+    assert f"(codecs/{codec}.md)" in PAGE
+
+
+def test_every_codec_has_a_good_file():
+    have = set()
+    for path in (FIXTURES / "good").iterdir():
+        with open_document(path) as doc:
+            have |= {(s.codec, s.version) for _, _, _, s in header.segments(doc.header)}
+    assert have == CODECS.keys()
+
+
+def table(page: str, title: str) -> list[list[str]]:
+    """Cells of the table whose header row starts with ``title``."""
+    _, _, rest = page.partition(f"| {title} |")
+    lines = rest.splitlines()[2:]
+    rows = lines[: next((i for i, line in enumerate(lines) if not line.startswith("|")), None)]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in rows]
+
+
+def names(cell: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"`([^`]+)`", cell))
+
+
+def test_kinds():
+    rows = table(PAGE, "kind")
+    assert {names(r[0])[0]: names(r[1]) for r in rows} == form.SCALARS
+    assert {names(r[0])[0]: r[3] for r in rows} == {kind.name: kind.cls for kind in KINDS.values()}
+    assert KINDS.keys() == form.SCALARS.keys()
+
+
+def test_header_fields():
+    rows = [name for row in table(PAGE, "field") for name in names(row[0])]
+    assert tuple(rows) == header.Header.__struct_fields__
+
+
+@pytest.mark.parametrize(
+    ("start", "want"),
+    [
+        ("`dtype` is one of ", header.ITEMSIZE),
+        ("`role` is one of ", header.ROLES),
+        (f"Version {header.VERSION} knows ", header.KNOWN_NEEDS),
+    ],
+)
+def test_lists(start, want):
+    _, _, rest = PAGE.partition(start)
+    found = re.findall(r"[\w]+", re.split(r"[.;:]", rest)[0])
+    assert set(found) == set(want)
+
+
+def test_dtypes_of_raw():
+    text = (SPEC / "codecs" / "raw.md").read_text()
+    _, _, rest = text.partition("`dtype` MUST be one of ")
+    assert set(rest.split(".")[0].split()) == DTYPES.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("`n` MUST be at most 2,097,152", container.MAX_JSON),
+        ("The header MUST be at most 1,048,576 bytes", header.MAX_HEADER),
+        ("starts at a multiple of 64", header.ALIGN),
+        ("MUST NOT nest deeper than 4 lists", header.MAX_DEPTH),
+        ("at most 64 times the bytes", document.MAX_EXPANSION),
+        ("add up to at most 65,536 elements", document.FREE_ELEMENTS),
+        ("`size` at most 64", form.MAX_SLOTS),
+    ],
+)
+def test_limits(text, value):
+    assert text in " ".join(PAGE.split())
+    assert value in [int(n.replace(",", "")) for n in re.findall(r"[\d,]*\d", text)]
+
+
+def test_limits_that_are_powers_of_two():
+    assert container.MAX_SIZE == (1 << 48) - 1
+    assert "from 0 to 2^48 − 1" in PAGE
+
+
+def test_version():
+    assert PAGE.startswith(f"# The vkv file format, version {header.VERSION}\n")
+    assert json.dumps(container.METADATA) in PAGE
+
+
+def test_manifest_names_no_rule_that_is_not_on_a_page():
+    manifest = json.loads((FIXTURES / "manifest.json").read_text())
+    assert {row["rule"] for row in manifest if "rule" in row} <= RULES
