@@ -73,24 +73,31 @@ def measure(
     rows["mlx-lm save"] = timed(lambda: save_prompt_cache(str(path), cache), repeat)
     rows["mlx-lm load"] = timed(lambda: held(load_prompt_cache(str(path))), repeat)
     for codec in codecs:
-        file = folder / "cache.vkv"
+        rows |= codec_rows(codec, cache, model, repeat, folder / "cache.vkv")
+    return rows
 
-        def save(durable: bool, codec: str = codec, file: Path = file) -> None:
-            vkv.save(file, cache, model=model, codec=codec, durable=durable)
 
-        rows[f"{codec} save"] = timed(lambda: save(True), repeat)
-        rows[f"{codec} save, not flushed"] = timed(lambda: save(False), repeat)
-        rows[f"{codec} size"] = file.stat().st_size
-        for live in ("dense", "packed") if codec != "raw" else ("dense",):
-            mx.reset_peak_memory()
-            before = mx.get_active_memory()
-            rows[f"{codec} load {live}"] = timed(
-                lambda: held(vkv.load(file, live=live).cache), repeat
-            )
-            rows[f"{codec} load {live} peak"] = mx.get_peak_memory() - before
-        rows[f"{codec} load dense, unverified"] = timed(
-            lambda: held(vkv.load(file, verify=False).cache), repeat
-        )
+def codec_rows(
+    codec: str, cache: list[Any], model: llama.Model, repeat: int, file: Path
+) -> dict[str, Any]:
+    def save(durable: bool) -> None:
+        vkv.save(file, cache, model=model, codec=codec, durable=durable)
+
+    def load(**options: Any) -> None:
+        held(vkv.load(file, **options).cache)
+
+    rows: dict[str, Any] = {
+        f"{codec} save": timed(lambda: save(True), repeat),
+        f"{codec} save, not flushed": timed(lambda: save(False), repeat),
+        f"{codec} size": file.stat().st_size,
+    }
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    rows[f"{codec} load dense"] = timed(load, repeat)
+    rows[f"{codec} load dense peak"] = mx.get_peak_memory() - before
+    rows[f"{codec} load dense, unverified"] = timed(lambda: load(verify=False), repeat)
+    if codec != "raw":
+        rows[f"{codec} load packed"] = timed(lambda: load(live="packed"), repeat)
     return rows
 
 
