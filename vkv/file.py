@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import cache
 from typing import Self
 
 import mlx.core as mx
 
 from vkv import codecs, header
-from vkv.codecs.base import DTYPES, Codec, Parts, check_dtype, check_forms, memory
+from vkv.codecs.base import DTYPES, Codec, Parts, check_dtype, check_forms
 from vkv.document import Document, open_document
 from vkv.errors import CodecError, HeaderError, VkvError
-from vkv.header import ITEMSIZE, Segment, Tensor
-
-
-@cache
-def _readers() -> ThreadPoolExecutor:
-    """Threads that read and hash; both let go of the interpreter."""
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "vkv-read")
+from vkv.header import Segment, Tensor
+from vkv.reader import reader
 
 
 class CacheFile:
@@ -32,8 +25,8 @@ class CacheFile:
     """
 
     def __init__(self, document: Document, *, verify: bool = True):
-        self.document, self._verify = document, verify
-        self._reading: dict[str, Future[mx.array]] = {}
+        self.document = document
+        self._reader = reader(document, verify=verify)
 
     @property
     def header(self) -> header.Header:
@@ -41,43 +34,16 @@ class CacheFile:
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Start reading stored tensors in the background; ``array`` then waits for them."""
-        new = [n for n in dict.fromkeys(names) if n not in self._reading]
-        arrays = {name: self._allocate(name) for name in new}
-        mx.async_eval(list(arrays.values()))  # type: ignore[no-untyped-call]
-        for name, out in arrays.items():
-            self._reading[name] = _readers().submit(self._fill, name, out)
+        self._reader.start(names)
 
     def array(self, name: str) -> mx.array:
         """One stored tensor as an array of its dtype and shape.
 
         Raises:
             DigestError: The bytes changed (D1).
-            HeaderError: MLX has no such dtype (H2).
+            HeaderError: MLX cannot hold it (H2).
         """
-        self.prefetch([name])
-        return self._reading.pop(name).result()
-
-    def _allocate(self, name: str) -> mx.array:
-        entry = self.document.entries[name]
-        if entry.dtype not in DTYPES:
-            raise HeaderError(f"MLX has no dtype {entry.dtype}", rule="H2", at=name)
-        if entry.shape and entry.shape[-1] * ITEMSIZE[entry.dtype] >= 1 << 31:
-            raise HeaderError(
-                f"rows of {entry.shape[-1]} values; MLX counts their bytes in 32 bits",
-                rule="H2",
-                at=name,
-            )
-        return mx.zeros(entry.shape, DTYPES[entry.dtype])
-
-    def _fill(self, name: str, out: mx.array) -> mx.array:
-        """Read into the array's own memory, so that nothing is held twice."""
-        entry = self.document.entries[name]
-        if entry.nbytes:
-            view = memory(out)
-            self.document.source.readinto(entry.start, view)
-            if self._verify:
-                self.document.verify(name, view)
-        return out
+        return self._reader.get(name)
 
     def parts(self, segment: Segment, shape: tuple[int, ...]) -> tuple[Codec, Parts]:
         """The codec and the validated parts of a segment covering ``shape``.
@@ -122,8 +88,7 @@ class CacheFile:
         return out
 
     def close(self) -> None:
-        wait(self._reading.values())
-        self._reading.clear()
+        self._reader.close()
         self.document.close()
 
     def __enter__(self) -> Self:

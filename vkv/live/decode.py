@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import mlx.core as mx
 
 from vkv.codecs.base import DTYPES
@@ -14,9 +16,13 @@ def positions(layer: Layer, rows: int) -> tuple[int, ...] | range:
     """Absolute position of each row of a layer's keys, in storage order."""
     s = layer.scalars
     if layer.kind == "rotating":
-        return ring_positions(rows, s["offset"], s["keep"], s["idx"])
+        return _ring(rows, s["offset"], s["keep"], s["idx"])
     first = s.get("start", 0) if layer.kind == "chunked" else 0
     return range(first, first + rows)
+
+
+#: Of the last ring alone: a tensor of many segments asks for the same one over and over.
+_ring = lru_cache(maxsize=1)(ring_positions)
 
 
 def decode_segment(
