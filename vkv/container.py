@@ -284,8 +284,9 @@ def write_all(fd: int, data: Buffer, offset: int) -> None:
         done += os.pwrite(fd, view[done : done + CHUNK], offset + done)
 
 
-#: Tensors in flight between the thread that makes them and those that hash and write.
-IN_FLIGHT = 4
+#: Tensors in flight between the thread that makes them and those that hash and write. A GPU's
+#: memory reaches the host page by page, so many threads must ask for it at once.
+IN_FLIGHT = max(4, min(16, os.cpu_count() or 1))
 
 
 def write(

@@ -111,7 +111,7 @@ class LazyReader:
 @cache
 def _threads() -> ThreadPoolExecutor:
     """Threads that read and hash; both let go of the interpreter."""
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "vkv-read")
+    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), "vkv-read")
 
 
 class ThreadReader:
