@@ -7,8 +7,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 OLD    := .venv-mlx-lm-0.31
-EXTRAS := $(if $(filter Linux,$(shell uname -s)),cpu$(comma)dev,dev)
 comma  := ,
+EXTRAS := $(if $(filter Linux,$(shell uname -s)),cpu$(comma)dev,dev)
 
 # On Linux MLX multiplies float32 matrices four times faster with OpenBLAS, if it is there.
 BLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 /usr/lib/*-linux-gnu/libopenblas.so.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ from tests.hostile import Draft
 from vkv import codecs, container, header
 from vkv.codecs.raw import Raw
 from vkv.document import open_document
-from vkv.errors import CodecError, HeaderError, VkvError
+from vkv.errors import CodecError, ContainerError, HeaderError, VkvError
 from vkv.file import open_file
 
 ROOT = Path(__file__).parents[1]
@@ -307,3 +308,33 @@ def test_positions_of_a_ring_are_found_once(tmp_path):
     start = time.process_time()
     assert vkv.load(tmp_path / "a.vkv").cache[0].offset == 402_005
     assert time.process_time() - start < 20  # a guard: found once a segment, it is a minute
+
+
+def test_file_cut_short_after_it_was_opened(tmp_path):
+    """Its tensors are refused by rule, and no later load hears of it."""
+    path = tmp_path / "a.vkv"
+    path.write_bytes((GOOD / "raw-kv-f32.vkv").read_bytes())
+    with open_file(path) as file:
+        names = [e.name for e in file.document.entries.values() if e.name.startswith("layers")]
+        assert file.array(names[0]).shape == (1, 2, 3, 8)
+        os.truncate(path, file.document.entries[names[1]].start + 4)
+        for name in names[1:3]:
+            with pytest.raises(ContainerError) as caught:
+                file.array(name)
+            assert caught.value.rule == "C1"
+        with contextlib.suppress(ContainerError):
+            file.prefetch(names[3:])  # ... and never asked for
+    for _ in range(3):
+        assert len(vkv.load(GOOD / "raw-kv-f32.vkv").cache) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_loads_leave_neither_threads_nor_descriptors():
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    vkv.load(GOOD / "affine-4bit-group64-f16.vkv")
+    before = held()
+    for _ in range(20):
+        vkv.load(GOOD / "affine-4bit-group64-f16.vkv")
+    assert held() == before

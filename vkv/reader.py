@@ -7,8 +7,10 @@ a GPU, from memory and over a network, threads read into arrays already there.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import Protocol
@@ -73,20 +75,22 @@ class LazyReader:
             if name not in self._started:
                 check_readable(self._document, name)
                 self._started[name] = self._array(name)
-                mx.async_eval(self._started[name])  # type: ignore[no-untyped-call]
+                with _readable(name):
+                    mx.async_eval(self._started[name])  # type: ignore[no-untyped-call]
 
     def _array(self, name: str) -> mx.array:
         entry = self._document.entries[name]
         if entry.nbytes == 0:
             return mx.zeros(entry.shape, DTYPES[entry.dtype])
         if not self._tables or name not in self._tables[0]:  # new, or read before and let go
-            self._tables = [self._table() for _ in range(STREAMS)]
+            self._tables = [self._table(stream) for stream in _streams()]
         self._turn += 1
         return self._tables[self._turn % STREAMS][name]
 
-    def _table(self) -> dict[str, mx.array]:
+    def _table(self, stream: mx.Stream) -> dict[str, mx.array]:
         path = f"/dev/fd/{self._source.fileno()}"
-        found = mx.load(path, format="safetensors", stream=mx.new_stream(mx.cpu))
+        with _readable(self._source.path):
+            found = mx.load(path, format="safetensors", stream=stream)
         assert isinstance(found, dict)
         return found
 
@@ -95,17 +99,39 @@ class LazyReader:
         out = self._started.pop(name)
         for table in self._tables:
             table.pop(name, None)
-        try:
+        with _readable(name):
             mx.eval(out)
-        except RuntimeError as exc:  # the file was cut short after it was opened
-            raise ContainerError(f"cannot be read: {exc}", rule="C1", at=name) from None
-        if self._verify and out.nbytes:
-            self._document.verify(name, memory(out))
+        if self._verify:
+            self._document.verify(name, memory(out) if out.nbytes else b"")
         return out
 
     def close(self) -> None:
+        for out in self._started.values():
+            # MLX tells of a failed read at the stream's next turn, whoever's that is.
+            with contextlib.suppress(RuntimeError):
+                mx.eval(out)
         self._started.clear()
         self._tables.clear()
+
+
+@contextlib.contextmanager
+def _readable(at: str) -> Iterator[None]:
+    """MLX's error as ours: the file was changed after it was opened (C1)."""
+    try:
+        yield
+    except RuntimeError as exc:
+        raise ContainerError(f"cannot be read: {exc}", rule="C1", at=at) from None
+
+
+_local = threading.local()
+
+
+def _streams() -> list[mx.Stream]:
+    """This thread's streams, made once: MLX never ends the thread behind one."""
+    if not hasattr(_local, "streams"):
+        _local.streams = [mx.new_stream(mx.cpu) for _ in range(STREAMS)]
+    streams: list[mx.Stream] = _local.streams
+    return streams
 
 
 @cache
@@ -135,11 +161,10 @@ class ThreadReader:
 
     def _fill(self, name: str, out: mx.array) -> mx.array:
         entry = self._document.entries[name]
-        if entry.nbytes:
-            view = memory(out)
-            self._document.source.readinto(entry.start, view)
-            if self._verify:
-                self._document.verify(name, view)
+        view = memory(out) if entry.nbytes else memoryview(bytearray())
+        self._document.source.readinto(entry.start, view)
+        if self._verify:
+            self._document.verify(name, view)
         return out
 
     def get(self, name: str) -> mx.array:

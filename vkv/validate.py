@@ -146,16 +146,18 @@ def _value_errors(document: Document) -> Iterator[VkvError]:
     from vkv.file import CacheFile
     from vkv.live.decode import decode
 
-    file = CacheFile(document)
-    for path, layer in walk(document.header.layers):
-        for name in sorted(layer.tensors):
+    tensors = [
+        (at, x, name) for at, x in walk(document.header.layers) for name in sorted(x.tensors)
+    ]
+    with CacheFile(document) as file:
+        for at, layer, name in tensors:
             try:
-                x = decode(file, layer, name, path)
+                x = decode(file, layer, name, at)
             except VkvError as exc:
                 yield exc
                 continue
             if mx.issubdtype(x.dtype, mx.floating) and not mx.isfinite(x).all().item():
-                yield VkvError("holds values that are not finite", rule="D2", at=f"{path}.{name}")
+                yield VkvError("holds values that are not finite", rule="D2", at=f"{at}.{name}")
 
 
 def _owner_errors(document: Document, model: Any, tokenizer: Any) -> Iterator[VkvError]:
