@@ -14,7 +14,7 @@ from vkv.errors import CacheError
 from vkv.live.make import make_prompt_cache
 from vkv.live.packed import PackedKVCache
 
-CODECS = ["affine:bits=4,group=32", "raw"]
+CODECS = ["affine:bits=4,group=32", "raw", "nsnquant:bits=2", "nsnquant:bits=1,window=32"]
 TOKENS = 150
 
 
@@ -24,7 +24,7 @@ def rows(seed: int, tokens: int = TOKENS, dim: int = 64) -> tuple[mx.array, mx.a
 
 
 def fresh(codec: str, **options) -> PackedKVCache:
-    return make_prompt_cache(tiny.llama(layers=1), codec, **options)[0]
+    return make_prompt_cache(tiny.llama(layers=1, head_dim=64), codec, **options)[0]
 
 
 def fed(codec: str, splits: list[int], **options) -> PackedKVCache:
@@ -82,7 +82,9 @@ def test_trim(codec, keep):
     assert same(list(cache.keys_and_values()), before)
     after = cache.update_and_fetch(*rows(1, 3))
     assert [x.shape[-2] for x in after] == [keep + 3] * 2
-    assert same([x[..., :keep, :] for x in after], before)
+    # A window cut through became exact values, and may since have been encoded again.
+    whole = keep - keep % 64 if "nsnquant" in codec else keep
+    assert same([x[..., :whole, :] for x in after], [x[..., :whole, :] for x in before])
 
 
 def test_residual_tokens_stay_exact():

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 
 from vkv.codecs.affine import Affine
 from vkv.codecs.base import Codec, Layout, Options, Parts, build, typed
+from vkv.codecs.nsnquant import NSNQuant
 from vkv.codecs.raw import Raw
 from vkv.errors import CodecError, UnknownCodecError
 
 __all__ = ["CODECS", "Choice", "Codec", "Layout", "Parts", "parse", "resolve"]
 
-CODECS: dict[tuple[str, int], type[Codec]] = {(c.id, c.version): c for c in (Affine, Raw)}
+CODECS: dict[tuple[str, int], type[Codec]] = {
+    (c.id, c.version): c for c in (Affine, NSNQuant, Raw)
+}
 
 
 def newest() -> dict[str, int]:
