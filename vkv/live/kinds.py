@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from vkv.codecs.affine import Affine
-from vkv.codecs.base import NAMES, check_layout
+from vkv.codecs.base import NAMES
 from vkv.errors import CacheError
 from vkv.live import origin
 from vkv.live.kept import Kept
@@ -184,7 +184,7 @@ def _codes(cache: Any, name: str) -> Value:
     scales = parts["scales"]
     codec = Affine(bits=cache.bits, group=cache.group_size, scale=NAMES[scales.dtype])
     shape = (*scales.shape[:-1], scales.shape[-1] * cache.group_size)
-    check_layout(codec, parts, shape)
+    codec.validate(parts, shape)
     return Value(shape, scales.dtype, kept=(Kept(codec, parts, scales.shape[-2], codec.roles),))
 
 

@@ -28,6 +28,8 @@ from vkv.live.rope import rotate, usable
 #: A tensor of more carried-over segments is joined where its codec can: each costs
 #: header bytes, and a long conversation is saved many times.
 MAX_SEGMENTS = 16
+#: Segments of a whole file, at up to nine parts of about 170 bytes, that its header holds.
+ALL_SEGMENTS = 640
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,14 @@ class Plan:
         ropes: Rotary embeddings of the model.
         layer_ropes: For each layer, an index into ``ropes``, or ``None``.
         reencode: Keep no codes of the files that the caches came from.
+        most_segments: Carried-over segments a tensor may have before they are joined.
     """
 
     wish: Wish
     ropes: list[Rope] = field(default_factory=list)
     layer_ropes: tuple[int | None, ...] = ()
     reencode: bool = False
+    most_segments: int = MAX_SEGMENTS
     layers: list[Layer] = field(default_factory=list)
     tensors: dict[str, Pending] = field(default_factory=dict)
     _shared: dict[tuple[object, ...], str] = field(default_factory=dict)
@@ -165,7 +169,7 @@ class _Tensor:
             x = x[..., sum(k.tokens for k in kept) :, :]
         elif kept and choice.codec not in (Raw, type(kept[-1].codec)):
             self.note = f"asked for {choice.text}, stored as the codes the cache holds"
-        for piece in joined(kept) if len(kept) > MAX_SEGMENTS else kept:
+        for piece in joined(kept) if len(kept) > self.plan.most_segments else kept:
             self._keep(piece)
         if x is not None:
             self._encode(x, sum(k.tokens for k in kept), choice)

@@ -17,7 +17,7 @@ from vkv.info import Info, of_document
 from vkv.live import kinds
 from vkv.live.form import check_heads, check_layers
 from vkv.live.kinds import Snapshot
-from vkv.live.plan import Pending, Plan, Wish, add_layer
+from vkv.live.plan import ALL_SEGMENTS, MAX_SEGMENTS, Pending, Plan, Wish, add_layer
 
 #: A codec string, or one for keys and one for values.
 CodecSpec = str | Mapping[str, str]
@@ -78,6 +78,7 @@ def save(
     if found is not None and len(cache) != len(found.ropes):
         raise CacheError(f"{len(cache)} caches, the model takes {len(found.ropes)}", rule="L7")
     plan = Plan(wish(codec), list(ropes), found.ropes if found else (), reencode)
+    plan.most_segments = min(MAX_SEGMENTS, ALL_SEGMENTS // (2 * max(1, len(cache))))
     head = Header(
         version=header.VERSION,
         producer=f"vkv {vkv._version.__version__}",
