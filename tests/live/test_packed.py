@@ -15,6 +15,8 @@ from vkv.live.make import make_prompt_cache
 from vkv.live.packed import PackedKVCache
 
 CODECS = ["affine:bits=4,group=32", "raw", "nsnquant:bits=2", "nsnquant:bits=1,window=32"]
+#: Its tables are fitted to the first call, so the split of the prefill matters.
+FROZEN = "kvquant:bits=2"
 TOKENS = 150
 
 
@@ -160,3 +162,70 @@ def test_the_protocol_of_mlx_lm(tmp_path):
 def test_live_is_checked(tmp_path):
     with pytest.raises(CacheError, match="live='lazy' is not one of"):
         vkv.load(tmp_path / "a.vkv", live="lazy")
+
+
+def test_kvquant_freezes_its_tables_at_prefill(tmp_path):
+    cache = fresh(FROZEN)
+    keys, values = rows(0, 400)
+    cache.update_and_fetch(keys[..., :200, :], values[..., :200, :])
+    (sink, first) = cache.rows_keys.kept
+    assert (sink.codec.id, sink.tokens) == ("raw", 1)
+    assert mx.array_equal(cache.keys_and_values()[0][..., :1, :], keys[..., :1, :])
+    before = cache.keys_and_values()[0]
+    for i in range(200, 400):
+        cache.update_and_fetch(keys[..., i : i + 1, :], values[..., i : i + 1, :])
+    after = cache.rows_keys.kept[1]
+    assert mx.array_equal(after.parts["levels"], first.parts["levels"])
+    assert mx.array_equal(after.parts["bounds"], first.parts["bounds"])
+    assert mx.array_equal(cache.keys_and_values()[0][..., :200, :], before)
+    assert cache.nbytes == sum(x.nbytes for x in held(cache))
+
+
+def test_kvquant_refits_after_its_interval():
+    cache = fresh(f"{FROZEN},refit_interval=128")
+    keys, values = rows(0, 400)
+    for i in range(0, 400, 50):
+        cache.update_and_fetch(keys[..., i : i + 50, :], values[..., i : i + 50, :])
+    tables = [k.parts["levels"] for k in cache.rows_keys.kept if k.codec.id == "kvquant"]
+    assert len(tables) > 1
+    assert not mx.array_equal(tables[0], tables[1])
+
+
+def test_kvquant_is_exact_until_there_is_enough_to_fit():
+    cache = fresh(FROZEN)
+    keys, values = rows(0, 20)
+    assert same(list(cache.update_and_fetch(keys, values)), [keys, values])
+
+
+def test_kvquant_saved_and_loaded_goes_on_as_if_never_saved(tmp_path):
+    model = tiny.llama(head_dim=64)
+    tokens = [(5 * i * i + i) % tiny.VOCAB for i in range(200)]
+    cache = vkv.make_prompt_cache(model, FROZEN)
+    model(mx.array([tokens]), cache=cache)
+    vkv.save(tmp_path / "a.vkv", cache, tokens=tokens, model=model)
+    loaded = vkv.load(tmp_path / "a.vkv", model=model, live="packed").cache
+    for token in range(80):
+        step = mx.array([[token]])
+        assert mx.array_equal(model(step, cache=cache), model(step, cache=loaded))
+    assert all(same(held(a), held(b)) for a, b in zip(cache, loaded, strict=True))
+
+
+def test_kvquant_grown_keeps_its_tables_in_the_file(tmp_path):
+    model = tiny.llama(head_dim=64)
+    tokens = [(5 * i * i + i) % tiny.VOCAB for i in range(240)]
+    cache = _dense(model, tokens[:200])
+    vkv.save(tmp_path / "a.vkv", cache, tokens=tokens[:200], model=model, codec=FROZEN)
+    live = vkv.load(tmp_path / "a.vkv", model=model).cache
+    model(mx.array([tokens[200:]]), cache=live)
+    info = vkv.save(tmp_path / "b.vkv", live, tokens=tokens, model=model, codec=FROZEN)
+    segments = info.header.layers[0].tensors["keys"].segments
+    assert [s.codec for s in segments] == ["raw", "kvquant", "kvquant"]
+    assert segments[1].parts["levels"] == segments[2].parts["levels"]
+
+
+def _dense(model, tokens):
+    from mlx_lm.models.cache import make_prompt_cache as dense
+
+    cache = dense(model)
+    mx.eval(model(mx.array([tokens]), cache=cache))
+    return cache

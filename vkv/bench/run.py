@@ -20,9 +20,10 @@ from vkv.errors import VkvError
 from vkv.file import CacheFile
 from vkv.info import Info
 from vkv.live import kinds
+from vkv.live.allocate import add_layers
 from vkv.live.decode import decode
 from vkv.live.load import load
-from vkv.live.plan import Plan, add_layer
+from vkv.live.plan import Plan
 from vkv.live.save import save, wish
 
 #: Tokens per forward pass of the prefill.
@@ -157,8 +158,7 @@ class Bench:
         """All that a save does but hashing and writing."""
         found, ropes = identity.of_model(self.model)
         plan = Plan(wish(codec), list(ropes), found.ropes)
-        for i, cache in enumerate(self.raw):
-            add_layer(plan, kinds.take(cache), f"layers.{i}", i)
+        add_layers(plan, map(kinds.take, self.raw))
         for pending in plan.tensors.values():
             pending.load()
 

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 from vkv.codecs.affine import Affine
 from vkv.codecs.base import Codec, Layout, Options, Parts, build, typed
+from vkv.codecs.kvquant import KvQuant
 from vkv.codecs.nsnquant import NSNQuant
 from vkv.codecs.raw import Raw
+from vkv.codecs.tc import Tc
 from vkv.errors import CodecError, UnknownCodecError
 
 __all__ = ["CODECS", "Choice", "Codec", "Layout", "Parts", "parse", "resolve"]
 
 CODECS: dict[tuple[str, int], type[Codec]] = {
-    (c.id, c.version): c for c in (Affine, NSNQuant, Raw)
+    (c.id, c.version): c for c in (Affine, KvQuant, NSNQuant, Raw, Tc)
 }
 
 

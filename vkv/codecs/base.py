@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from math import prod
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import mlx.core as mx
 
@@ -79,6 +80,38 @@ class Codec(Protocol):
 
     def join(self, pieces: list[Parts]) -> Parts | None:
         """Parts of consecutive segments as those of one; ``None`` if impossible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor to plan for.
+
+    Attributes:
+        layer: Place of its cache among all caches.
+        keys: Keys (not rotated, where they can be), or values.
+        x: The tokens to be encoded, sinks too, ``(B, H, T, D)`` in the tensor's dtype.
+        start: Position of the first of them.
+    """
+
+    layer: int
+    keys: bool
+    x: mx.array
+    start: int = 0
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """A codec that looks at all tensors of a cache before it encodes the first."""
+
+    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Codec]:
+        """A codec for each piece.
+
+        Called on what ``configure`` makes of the options for keys.
+
+        Args:
+            pieces: The tensors of all layers.
+            overhead: Bytes of the file beside them, which count as theirs.
+        """
 
 
 def typed(codec: type[Any], options: dict[str, str]) -> Options:

@@ -48,6 +48,29 @@ class Kept:
         return None if parts is None else dataclasses.replace(self, parts=parts, tokens=tokens)
 
 
+def follows(codec: Codec, before: Kept | None) -> bool:
+    """Whether ``codec`` goes on with the tables of the codes before, whatever the length.
+
+    A codec with a ``refit_interval`` fits new ones after so many tokens.
+    """
+    if before is None or before.codec != codec or not hasattr(codec, "encode_with"):
+        return False
+    interval = getattr(codec, "refit_interval", 0)
+    return interval == 0 or before.tokens < interval
+
+
+def encode(codec: Codec, x: mx.array, before: Kept | None) -> Parts:
+    """Encode ``x``, with the tables of the codes before it where the codec freezes them.
+
+    Raises:
+        VkvError: The codec refuses ``x``.
+    """
+    if before is not None and follows(codec, before):
+        parts: Parts = codec.encode_with(x, before.parts)  # type: ignore[attr-defined]
+        return parts
+    return codec.encode(x)
+
+
 def joined(run: Sequence[Kept]) -> list[Kept]:
     """Neighbours of one codec as one, where the codec can join them."""
     out: list[Kept] = []

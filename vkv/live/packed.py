@@ -13,9 +13,12 @@ from vkv.codecs.base import NAMES, Codec
 from vkv.codecs.raw import Raw
 from vkv.errors import CacheError
 from vkv.header import Rope
-from vkv.live.kept import Kept, joined
+from vkv.live.kept import Kept, encode, follows, joined
 from vkv.live.kinds import Packed, Snapshot, Value
 from vkv.live.rope import rotate
+
+#: Tokens that codecs with frozen tables take at a time: one by one would cost a call each.
+CHUNK = 64
 
 
 class Rows:
@@ -81,7 +84,13 @@ class Rows:
             self.codec = self._configured(x)
         ready = self.tail.shape[-2] - self.residual
         if ready > 0 and self.note is None:
-            self._encode(self.codec, self.tail, *self.codec.span(ready, self.encoded))
+            self._encode(self.codec, self.tail, *self._span(self.codec, ready))
+
+    def _span(self, codec: Codec, ready: int) -> tuple[int, int]:
+        """How many of ``ready`` tokens become sinks and codes now."""
+        if follows(codec, self.kept[-1] if self.kept else None):
+            return 0, ready - ready % CHUNK
+        return codec.span(ready, self.encoded)
 
     def _encode(self, codec: Codec, x: mx.array, lead: int, body: int) -> None:
         """Move the first ``lead + body`` tokens of the tail ``x`` into ``kept``."""
@@ -95,7 +104,9 @@ class Rows:
         head = x[..., lead : lead + body, :]
         if rope is not None:
             head = rotate(head, rope, self.encoded + lead, inverse=True)
-        new.append(Kept(codec, codec.encode(head), body, dict(codec.roles), rope))
+        parts = encode(codec, head, self.kept[-1] if self.kept else None)
+        roles = {part: codec.roles[part] for part in parts}
+        new.append(Kept(codec, parts, body, roles, rope))
         self.kept = [*self.kept[:-1], *joined([*self.kept[-1:], *new])]
         self.tail = mx.contiguous(x[..., lead + body :, :])
         mx.eval(self.tail, [k.parts for k in self.kept])  # lets the exact tokens go

@@ -20,7 +20,7 @@ from vkv.codecs.raw import Raw
 from vkv.errors import VkvError
 from vkv.header import ITEMSIZE, Layer, Rope, Segment, Tensor
 from vkv.live.decode import positions
-from vkv.live.kept import Kept, joined
+from vkv.live.kept import Kept, encode, follows, joined
 from vkv.live.kinds import Snapshot, Value
 from vkv.live.origin import Origin
 from vkv.live.rope import rotate, usable
@@ -105,11 +105,33 @@ def _bytes(x: mx.array) -> container.Buffer:
     return memory(x)
 
 
-def add_layer(plan: Plan, snapshot: Snapshot, path: str, top: int) -> Layer:
+@dataclass(frozen=True, slots=True)
+class LayerDraft:
+    """One cache and its children, taken apart and not yet encoded."""
+
+    snapshot: Snapshot
+    tensors: dict[str, TensorDraft]
+    children: tuple[LayerDraft, ...]
+
+    def walk(self) -> list[LayerDraft]:
+        """Itself, then its children's own."""
+        return [self, *(below for child in self.children for below in child.walk())]
+
+    def build(self) -> Layer:
+        """Encode all tensors, in file order."""
+        return Layer(
+            kind=self.snapshot.kind,
+            scalars=self.snapshot.scalars,
+            tensors={name: tensor.build() for name, tensor in self.tensors.items()},
+            children=tuple(child.build() for child in self.children),
+        )
+
+
+def draft(plan: Plan, snapshot: Snapshot, path: str, top: int) -> LayerDraft:
     """Plan one cache and its children.
 
     Args:
-        plan: Receives the tensors.
+        plan: Receives the tensors when the draft is built.
         snapshot: The cache, taken apart.
         path: Prefix of its tensors' names, ``layers.3``.
         top: Index of the layer of the model, for its rope.
@@ -119,17 +141,25 @@ def add_layer(plan: Plan, snapshot: Snapshot, path: str, top: int) -> Layer:
     origin = None if plan.reencode else snapshot.origin
     rope = plan.layer_ropes[top] if top < len(plan.layer_ropes) else None
     tensors = {
-        name: _Tensor(plan, layer, name, value, f"{path}.{name}", rope, latent).build(origin)
+        name: TensorDraft(plan, layer, name, value, f"{path}.{name}", rope, latent, origin)
         for name, value in sorted(snapshot.values.items())
     }
     children = tuple(
-        add_layer(plan, child, f"{path}.{i}", top) for i, child in enumerate(snapshot.children)
+        draft(plan, child, f"{path}.{i}", top) for i, child in enumerate(snapshot.children)
     )
-    return Layer(kind=snapshot.kind, scalars=snapshot.scalars, tensors=tensors, children=children)
+    return LayerDraft(snapshot, tensors, children)
 
 
-class _Tensor:
-    """Builds the segments of one tensor."""
+class TensorDraft:
+    """One tensor: the codes it keeps, the rows behind them, and the codec of those.
+
+    Attributes:
+        value: The whole tensor.
+        kept: Codes that are stored as they are.
+        x: Rows behind them, ``(B, H, T, D)``; ``None`` for none.
+        start: Index of the first of these rows.
+        codec: What encodes them; another may be put in its place before ``build``.
+    """
 
     def __init__(
         self,
@@ -140,39 +170,53 @@ class _Tensor:
         path: str,
         rope: int | None,
         latent: bool,
+        origin: Origin | None,
     ):
         self.plan, self.layer, self.name, self.value = plan, layer, name, value
         self.path, self.rope, self.latent = path, rope, latent
         self.segments: list[Segment] = []
         self.note: str | None = None
+        self.choice = plan.wish.of(name)
+        self.kept, self.x = self._split(origin)
+        self.start = sum(k.tokens for k in self.kept)
+        self.codec: Codec = self._raw() if self.x is None else self._chosen(self.x)
 
-    def build(self, origin: Origin | None) -> Tensor:
-        value, choice = self.value, self.plan.wish.of(self.name)
-        if not value.tokens and value.x is not None:
-            if choice.codec is not Raw:
-                self.note = f"asked for {choice.text}, stored raw: recurrent state"
-            self._add(self._raw(), value.x, None)
-        else:
-            self._rows(origin, choice)
+    def build(self) -> Tensor:
+        for piece in joined(self.kept) if len(self.kept) > self.plan.most_segments else self.kept:
+            self._keep(piece)
+        if self.x is not None and self.value.tokens:
+            self._encode(self.x, self.codec)
+        elif self.x is not None:
+            self._add(self._raw(), self.x, None)
         return Tensor(
-            dtype=NAMES[value.dtype],
-            shape=value.shape,
+            dtype=NAMES[self.value.dtype],
+            shape=self.value.shape,
             segments=tuple(self.segments),
             note=self.note,
         )
 
-    def _rows(self, origin: Origin | None, choice: Choice) -> None:
-        """Segments for codes that are kept, then for the tokens behind them."""
+    def _split(self, origin: Origin | None) -> tuple[list[Kept], mx.array | None]:
+        """Codes that are kept, and the rows behind them."""
         kept, x = list(self.value.kept), self.value.x
-        if x is not None and origin is not None and not kept:
+        if x is not None and origin is not None and not kept and self.value.tokens:
             kept = origin.kept(self.name, x)
             x = x[..., sum(k.tokens for k in kept) :, :]
-        elif kept and choice.codec not in (Raw, type(kept[-1].codec)):
-            self.note = f"asked for {choice.text}, stored as the codes the cache holds"
-        for piece in joined(kept) if len(kept) > self.plan.most_segments else kept:
-            self._keep(piece)
-        if x is not None:
-            self._encode(x, sum(k.tokens for k in kept), choice)
+        elif kept and self.choice.codec not in (Raw, type(kept[-1].codec)):
+            self.note = f"asked for {self.choice.text}, stored as the codes the cache holds"
+        return kept, x
+
+    def _chosen(self, x: mx.array) -> Codec:
+        """The codec asked for, or ``raw`` and a note that says why."""
+        if not self.value.tokens:
+            reason: str | None = "recurrent state"
+        else:
+            codec = self.choice.configure(self.name, NAMES[self.value.dtype])
+            reason = self._refused(codec, x)
+            if reason is None:
+                return codec
+        if self.choice.codec is not Raw:
+            self.note = f"asked for {self.choice.text}, stored raw: {reason}"
+        return self._raw()
 
     def _raw(self) -> Raw:
         return Raw(dtype=NAMES[self.value.dtype])
@@ -182,17 +226,14 @@ class _Tensor:
         rope = None if kept.rope is None else self.plan.rope(kept.rope)
         self._append(kept.codec, kept.tokens, names, rope)
 
-    def _encode(self, x: mx.array, start: int, choice: Choice) -> None:
-        """Segments for ``x``, whose first row is row ``start``: sinks, codes, residual."""
-        rest = x.shape[-2]
-        codec = choice.configure(self.name, NAMES[self.value.dtype])
-        reason = self._refused(codec, x)
-        if codec.id != "raw" and reason:
-            self.note = f"asked for {choice.text}, stored raw: {reason}"
-            codec = self._raw()
+    def _encode(self, x: mx.array, codec: Codec) -> None:
+        """Segments for the rows behind the codes: sinks, codes, residual."""
+        rest, start = x.shape[-2], self.start
         lead, body = codec.span(rest, start)
+        if follows(codec, self.kept[-1] if self.kept else None):
+            lead, body = 0, rest
         if body == 0 and start == 0 and rest:
-            self.note = f"asked for {choice.text}, stored raw: only {rest} tokens"
+            self.note = f"asked for {self.choice.text}, stored raw: only {rest} tokens"
         if codec.id == "raw" and self.value.kept:
             lead = body = 0  # behind codes that a live cache holds comes its exact tail
         self._add(self._raw(), x[..., :lead, :], "sink")
@@ -207,20 +248,28 @@ class _Tensor:
     def _body(self, codec: Codec, x: mx.array, start: int) -> None:
         rope = None
         if getattr(codec, "pre_rope", False):
-            where = positions(self.layer, self.value.shape[-2])[start : start + x.shape[-2]]
-            known = self.plan.ropes[self.rope] if self.rope is not None else None
-            if known is not None and usable(known, x, where):
-                x, rope = rotate(x, known, where, inverse=True), self.rope
-            else:
+            x, rope = self.unrotated(x, start)
+            if rope is None:
                 codec = dataclasses.replace(codec, pre_rope=False)  # type: ignore[type-var]
         self._add(codec, x, None, rope)
+
+    def unrotated(self, x: mx.array, start: int) -> tuple[mx.array, int | None]:
+        """Keys ``x`` from row ``start`` on without their rope, and its index.
+
+        As they are, and ``None``, where the rope is not known or cannot be undone.
+        """
+        where = positions(self.layer, self.value.shape[-2])[start : start + x.shape[-2]]
+        known = self.plan.ropes[self.rope] if self.rope is not None else None
+        if known is None or not usable(known, x, where):
+            return x, None
+        return rotate(x, known, where, inverse=True), self.rope
 
     def _add(self, codec: Codec, x: mx.array, role: str | None, rope: int | None = None) -> None:
         """Encode ``x`` with ``codec`` as one segment; nothing for no tokens."""
         if self.value.tokens and x.shape[-2] == 0:
             return
         try:
-            parts = codec.encode(x)
+            parts = encode(codec, x, self.kept[-1] if self.kept else None)
         except VkvError as exc:
             raise exc.within(self.path) from None
         names = {

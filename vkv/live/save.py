@@ -15,9 +15,10 @@ from vkv.errors import CacheError, VkvError
 from vkv.header import Header, Stored
 from vkv.info import Info, of_document
 from vkv.live import kinds
+from vkv.live.allocate import add_layers
 from vkv.live.form import check_heads, check_layers
 from vkv.live.kinds import Snapshot
-from vkv.live.plan import ALL_SEGMENTS, MAX_SEGMENTS, Pending, Plan, Wish, add_layer
+from vkv.live.plan import ALL_SEGMENTS, MAX_SEGMENTS, Pending, Plan, Wish
 
 #: A codec string, or one for keys and one for values.
 CodecSpec = str | Mapping[str, str]
@@ -121,8 +122,7 @@ def write(
     The file takes its name only once it opens as a reader would open it.
     """
     head = _with_tokens(head, plan, tokens)
-    for i, snapshot in enumerate(snapshots):
-        plan.layers.append(add_layer(plan, snapshot, f"layers.{i}", i))
+    add_layers(plan, snapshots, _fixed(head, plan))
     head = header.replace(
         head, layers=tuple(plan.layers), ropes=tuple(plan.ropes), needs=_needs(plan)
     )
@@ -152,6 +152,12 @@ def _with_tokens(head: Header, plan: Plan, tokens: Any) -> Header:
     return header.replace(
         head, tokens=header.Tokens(count=count, digest=container.digest(data), tensor=TOKENS)
     )
+
+
+def _fixed(head: Header, plan: Plan) -> int:
+    """Bytes of the file that do not depend on its layers."""
+    bare = header.dump(header.replace(head, tokens=None, ropes=tuple(plan.ropes)))
+    return len(bare) + sum(p.nbytes for p in plan.tensors.values())
 
 
 def _needs(plan: Plan) -> tuple[str, ...]:

@@ -1,0 +1,238 @@
+"""``tc``: transform coding, for files that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Self
+
+import mlx.core as mx
+
+from vkv.codecs import tc_basis, tc_blocks, tc_rate
+from vkv.codecs.base import (
+    FLOATS,
+    NAMES,
+    Layout,
+    Options,
+    Parts,
+    Piece,
+    check_choice,
+    check_layout,
+)
+from vkv.codecs.tc_basis import F32, Basis
+from vkv.container import digest
+from vkv.errors import CodecError
+
+#: Some 2.3 bits.
+STEP = 0.6
+#: Step of values over that of keys: at equal bits it hurts the model least.
+VALUES = 0.5
+#: Fewer tokens are not worth their tables.
+MIN_TOKENS = 64
+#: An array of bytes that is a basis (``tc_basis``).
+BasisBytes = mx.array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tc:
+    """Integers on principal axes, entropy-coded.
+
+    For token ``t``, with the ``n = H * D`` channels of all heads in one row (or of each
+    head in a row of its own)::
+
+        x[t] = mean + sum over j of (step * factor[j] * q[j, t]) * basis[j]
+
+    With ``x`` of shape ``(B, H, T, D)``, G groups of R components:
+
+    ==========  =====  ========  ===================================================
+    part        dtype  shape     meaning
+    ==========  =====  ========  ===================================================
+    codes       U8     (bytes,)  step F32, width of q U32 (2 or 4), then the chunks
+    components  U8     (G*R, 2)  chunk of each component (255: none) and its factor
+    mean        F16    (H, D)    mean over the tokens
+    basis       U8     (bytes,)  the axes (``tc_basis``); empty: the channels
+    ==========  =====  ========  ===================================================
+
+    Args:
+        step: Step of the integers, in deviations of the tensor about its channel means;
+            with a basis, in units of its rows. ``configure`` halves it for values.
+        bits: Bits per element, all parts of this codec in, to find the step for; 0: none.
+        axes: ``"joint"`` (over all KV heads), ``"head"``, ``"none"``, or ``"auto"``: the
+            cheapest of them.
+        n_sink: Leading tokens that are kept raw.
+        tail: Last tokens that are kept raw.
+        pre_rope: Keys are stored without their rotary embedding.
+        basis: BLAKE3, in hex, of a basis in another file; ``""``: it is a part.
+
+    Raises:
+        CodecError: A parameter is outside its range (rule T1).
+
+    Source: KVTC, arXiv 2511.01815; ``spec/v1/codecs/tc.md``.
+    """
+
+    id: ClassVar[str] = "tc"
+    version: ClassVar[int] = 1
+    roles: ClassVar[dict[str, str]] = {
+        "codes": "payload",
+        "components": "metadata",
+        "mean": "metadata",
+        "basis": "table",
+    }
+    examples: ClassVar[tuple[str, ...]] = ("tc:bits=2.3", "tc:bits=3")
+
+    step: float = STEP
+    bits: float = 0.0
+    axes: str = "auto"
+    n_sink: int = 4
+    tail: int = 0
+    pre_rope: bool = True
+    basis: str = ""
+
+    def __post_init__(self) -> None:
+        check_choice("tc.axes", self.axes, ("auto", "none", "head", "joint"), "T1")
+        check_choice("tc.pre_rope", self.pre_rope, (True, False), "T1")
+        for name, low, high in (("step", 1e-6, 1e6), ("bits", 0.0, 16.0)):
+            value = getattr(self, name)
+            good = type(value) is float and low <= value <= high
+            _check(name, good, value, f"a number from {low} to {high}")
+        for name in ("n_sink", "tail"):
+            value = getattr(self, name)
+            _check(name, type(value) is int and 0 <= value <= 1 << 16, value, "from 0 to 65536")
+        good = type(self.basis) is str and len(self.basis) in (0, 64) and set(self.basis) <= _HEX
+        _check("basis", good, self.basis, "a BLAKE3 digest in hex")
+
+    @classmethod
+    def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
+        if tensor != "keys":
+            options = {**options, "pre_rope": False}
+            if not options.get("basis"):
+                options["step"] = float(options.get("step", STEP)) * VALUES
+        numbers = {n: float(v) for n, v in options.items() if n in ("step", "bits")}
+        return cls(**{**options, **numbers})  # type: ignore[arg-type]  # checked when built
+
+    def plan(self, pieces: Sequence[Piece], overhead: int) -> list[Tc]:
+        """A step for each tensor, so that together they hurt the model least."""
+        return tc_rate.plan(pieces, self, overhead=overhead)
+
+    def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
+        if NAMES.get(dtype) not in FLOATS:
+            return f"dtype {dtype} is not F16, BF16 or F32"
+        if len(shape) != 4:
+            return f"shape {shape} is not (B, H, T, D)"
+        return None
+
+    def span(self, tokens: int, start: int) -> tuple[int, int]:
+        lead = min(self.n_sink, tokens) if start == 0 else 0
+        body = tokens - lead - self.tail
+        return (lead, body) if body >= MIN_TOKENS else (0, 0)
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Dtype and shape of each part for an ``x`` of the given shape (rule T2)."""
+        if len(shape) != 4 or not prod(shape):
+            raise CodecError(
+                f"shape {shape}, expected (B, H, T, D) with sizes above 0", rule="T2", at="tc"
+            )
+        own: Layout = {} if self.basis else {"basis": ("U8", (None,))}
+        return {
+            "codes": ("U8", (None,)),
+            "components": ("U8", (None, 2)),
+            "mean": ("F16", (shape[1], shape[3])),
+        } | own
+
+    def validate(
+        self, parts: Parts, shape: tuple[int, ...], basis: BasisBytes | None = None
+    ) -> None:
+        """Check form (K3) and all values but those inside the chunks, which ``decode`` checks."""
+        check_layout(self, parts, shape)
+        if not mx.isfinite(parts["mean"]).all():
+            raise CodecError("found inf or NaN, expected finite values", rule="T3", at="mean")
+        tc_blocks.read(self._whole(parts, basis), shape)
+
+    def encode(self, x: mx.array, basis: BasisBytes | None = None) -> Parts:
+        """Parts of ``x``, in axes of its own or in those of ``basis``.
+
+        Raises:
+            CodecError: The shape is refused (T2), a value is not finite (T3), the
+                integers do not fit (T4), or ``basis`` is not the one named (T5).
+        """
+        layout = self.layout(x.shape)
+        z, mean = tc_blocks.centred(x)
+        given = self._given(basis, x.shape)
+        unit = tc_blocks.deviation(z) if given is None else 1.0
+        step = self.step
+        if self.bits:
+            fixed = mean.nbytes
+            step = tc_rate.solve(
+                lambda s: 8 * (fixed + _nbytes(self._code(z, x.shape, s * unit, given))) / x.size,
+                self.bits,
+            )
+        parts = self._code(z, x.shape, step * unit, given)
+        parts["mean"] = mx.array(mean.reshape(x.shape[1], x.shape[3]))
+        return {name: parts[name] for name in layout}
+
+    def _code(self, z: F32, shape: tuple[int, ...], step: float, given: Basis | None) -> Parts:
+        """All parts but the mean, of tokens (N, n) without it."""
+        heads = shape[1]
+        basis = given or tc_rate.basis_for(z, heads, self.axes, step)
+        table = mx.zeros((0,), mx.uint8) if basis is None else tc_basis.array(basis)
+        return {**tc_blocks.quantize(z, basis, heads, step), "basis": table}
+
+    def _given(self, basis: BasisBytes | None, shape: tuple[int, ...]) -> Basis | None:
+        if basis is None and not self.basis:
+            return None
+        return tc_basis.load(tc_basis.raw(self._checked(basis)), shape[1], shape[3])
+
+    def decode(
+        self,
+        parts: Parts,
+        shape: tuple[int, ...],
+        dtype: mx.Dtype,
+        basis: BasisBytes | None = None,
+    ) -> mx.array:
+        """Parts to an array of ``shape`` and ``dtype``.
+
+        Raises:
+            CodecError: A chunk does not hold what it must (T13).
+        """
+        blocks = tc_blocks.read(self._whole(parts, basis), shape)
+        return tc_blocks.dequantize(blocks, parts["mean"], shape).astype(dtype)
+
+    def prefix(
+        self,
+        parts: Parts,
+        shape: tuple[int, ...],
+        tokens: int,
+        basis: BasisBytes | None = None,
+    ) -> Parts | None:
+        """The same integers, of fewer tokens, coded anew: no error is added."""
+        blocks = tc_blocks.read(self._whole(parts, basis), shape)
+        return {**parts, "codes": tc_blocks.cut(blocks, shape, tokens)}
+
+    def join(self, pieces: list[Parts]) -> Parts | None:
+        return None
+
+    def _whole(self, parts: Parts, basis: BasisBytes | None) -> Parts:
+        return {**parts, "basis": self._checked(basis)} if self.basis else parts
+
+    def _checked(self, basis: BasisBytes | None) -> BasisBytes:
+        found = "" if basis is None else digest(tc_basis.raw(basis)).hex()
+        if basis is None or (self.basis and found != self.basis):
+            raise CodecError(
+                f"the basis given has digest {found!r}, expected {self.basis!r}",
+                rule="T5",
+                at="tc.basis",
+            )
+        return basis
+
+
+def _nbytes(parts: Parts) -> int:
+    return sum(part.nbytes for part in parts.values())
+
+
+def _check(name: str, good: bool, value: object, expected: str) -> None:
+    if not good:
+        raise CodecError(f"{value!r} is not {expected}", rule="T1", at=f"tc.{name}")
+
+
+_HEX = frozenset("0123456789abcdef")

@@ -1,0 +1,202 @@
+"""Principal axes: how they are fit, stored and read.
+
+A basis is one array of bytes (U8), a part of the file that uses it or of another one
+(rules T20 to T22 of ``spec/v1/codecs/tc.md``)::
+
+    U32             groups G: 1 (axes over all heads) or H (axes of each head)
+    U32             rows R of each group, at most n
+    U32             columns n: H * D / G
+    F32 G*R         scale of each row
+    chunks          I16 of G*R rows, ceil(16384 / n) rows a chunk
+
+Row ``j`` of group ``g`` is its integers times its scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from vkv.codecs import tc_entropy
+from vkv.errors import CodecError
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+HEAD = 12
+#: Integers that a basis may have for nothing, and for each of its bytes: 4 are usual.
+FREE, PER_BYTE = 1 << 22, 1 << 6
+#: Step of a row's integers in units of its root mean square: coarser ones are not independent.
+COARSEST = 0.5
+#: Part of a metric that is made even: fit to few tokens, its small axes are noise.
+EVEN = 0.5
+#: Most components in one decomposition: its time grows with the cube (2,048: some 3 s).
+MAX_COMPONENTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """Rows of the inverse transform: ``ints`` (G, R, n) I16 and ``scale`` (G, R) F32."""
+
+    ints: npt.NDArray[np.int16]
+    scale: F32
+
+    @property
+    def rows(self) -> F32:
+        """The rows (G, R, n), F32."""
+        return self.ints * self.scale[..., None]
+
+    def dump(self) -> bytes:
+        """As the bytes above."""
+        head = np.array(self.ints.shape, "<u4").tobytes() + self.scale.astype("<f4").tobytes()
+        flat = self.ints.reshape(-1, self.ints.shape[-1])
+        return head + tc_entropy.pack([flat[a:b] for a, b in _chunks(*flat.shape)])
+
+
+def load(data: bytes, heads: int, dim: int) -> Basis:
+    """Read a basis for ``heads`` KV heads of ``dim`` channels.
+
+    Raises:
+        CodecError: Its sizes do not fit (T20, T21), a scale is not finite (T22), or its
+            chunks are damaged (T11 to T13).
+    """
+    groups, rows, columns = (int.from_bytes(data[i : i + 4], "little") for i in (0, 4, 8))
+    if groups not in (1, heads) or groups * columns != heads * dim or rows > columns:
+        raise CodecError(
+            f"{groups} groups of {rows} rows and {columns} columns, expected 1 or {heads} groups, "
+            f"{heads * dim} columns in all and no more rows than columns",
+            rule="T20",
+            at="basis",
+        )
+    start = HEAD + 4 * groups * rows
+    if len(data) < start or groups * rows * columns > FREE + PER_BYTE * len(data):
+        raise CodecError(
+            f"{len(data)} bytes for {groups * rows} rows of {columns}, expected at least {start}, "
+            f"and at most {FREE} + {PER_BYTE} integers a byte",
+            rule="T21",
+            at="basis",
+        )
+    scale = np.frombuffer(data, "<f4", groups * rows, HEAD).astype(np.float32)
+    if not np.isfinite(scale).all():
+        raise CodecError("found inf or NaN, expected finite scales", rule="T22", at="basis")
+    spans = _chunks(groups * rows, columns)
+    tc_entropy.split(data[start:], len(spans), "basis")  # before there is memory for them
+    ints = np.empty((groups * rows, columns), np.int16)
+    tc_entropy.unpack(data[start:], [ints[a:b].reshape(-1) for a, b in spans], "basis")
+    return Basis(ints.reshape(groups, rows, columns), scale.reshape(groups, rows))
+
+
+def _chunks(rows: int, columns: int) -> list[tuple[int, int]]:
+    """First and last row of each chunk."""
+    step = -(-tc_entropy.CHUNK // columns)
+    return [(a, min(a + step, rows)) for a in range(0, rows, step)]
+
+
+def pools(z: F32, heads: int, axes: str) -> F32:
+    """Tokens (N, H*D) as (G, N, n): of all heads together, or of each head."""
+    if axes != "head":
+        return z[None]
+    return np.ascontiguousarray(z.reshape(len(z), heads, -1).swapaxes(0, 1))
+
+
+def principal(covariance: F64) -> tuple[F64, F64]:
+    """Variances, largest first, and axes as rows, the largest entry of each positive."""
+    variance, vectors = np.linalg.eigh(covariance)
+    rows = vectors.T[::-1]
+    top = np.take_along_axis(rows, np.abs(rows).argmax(1)[:, None], 1)
+    return np.maximum(variance[::-1], 0), rows * np.sign(top)
+
+
+def covariance(z: F32) -> F64:
+    """Second moments (n, n) of (N, n)."""
+    return (z.T @ z).astype(np.float64) / max(len(z), 1)
+
+
+def fit(groups: F32, step: float, tokens: int) -> Basis:
+    """Axes for tokens (G, N, n), no finer than a step needs, without those it does not.
+
+    A row is kept if the squared error that it saves is worth its bits, at the price
+    that a uniform quantizer of ``step`` pays (2 ln 2 step^2 / 12 a bit).
+    """
+    kept = []
+    for z in groups:
+        variance, rows = principal(covariance(z))
+        error = np.minimum(variance, step**2 / 12)
+        saved = tokens * (variance - error)
+        price = 2 * np.log(2) * step**2 / 12 * row_bits(variance, step, len(rows))
+        keep = (saved > price) & (variance > (0.15 * step) ** 2)
+        kept.append((rows[keep], np.sqrt(variance[keep]) / step))
+    count = max(len(rows) for rows, _ in kept)
+    columns = groups.shape[-1]
+    ints = np.zeros((len(groups), count, columns), np.int16)
+    scale = np.ones((len(groups), count), np.float32)
+    for g, (rows, deviation) in enumerate(kept):
+        fine = np.sqrt(columns / max(len(rows), 1)) / np.maximum(deviation, 0.3)
+        grid = (np.minimum(fine, COARSEST) / np.sqrt(columns)).astype(np.float32)
+        grid = np.maximum(grid, 1 / np.float32(32767))
+        ints[g, : len(rows)] = np.rint(rows / grid[:, None])
+        scale[g, : len(rows)] = grid
+    return Basis(ints, scale)
+
+
+def row_bits(variance: F64, step: float, columns: int) -> F64:
+    """Bits that a row of ``fit`` takes, from the deviation of its component."""
+    ratio = np.sqrt(variance) / step
+    return np.asarray(columns * np.maximum(3.0, 2 + np.log2(np.maximum(ratio, 1e-9))) + 48)
+
+
+def analysis(rows: F32) -> F32:
+    """The transform (n, R) whose inverse is ``rows`` (R, n), by least squares.
+
+    The stored rows, not the axes they were rounded from, are inverted: so a coarse
+    basis costs a little rate and no accuracy. Rows of zeros give zeros.
+    """
+    wide = rows.astype(np.float64)
+    gram = wide @ wide.T
+    empty = np.diag(gram) == 0
+    gram[empty, empty] = 1
+    return np.asarray(np.linalg.solve(gram, wide).T, np.float32)
+
+
+def train(samples: F32, metric: F64 | None = None, weight: float = 1.0) -> tuple[F32, float]:
+    """Rows (n, n) for other tokens of the same tensor, and its deviation.
+
+    Args:
+        samples: Tokens (N, n) without their mean.
+        metric: What a squared error costs, (n, n), positive semidefinite.
+        weight: The same as one number, where there is no metric.
+
+    One step of every component then costs the same, in every tensor.
+    """
+    moments = covariance(samples)
+    size = len(moments)
+    if metric is None:
+        root = inverse = np.eye(size)
+    else:
+        weight = float(np.trace(metric)) / size
+        blend = (1 - EVEN) * metric / max(weight, 1e-300) + EVEN * np.eye(size)
+        values, vectors = np.linalg.eigh(blend)
+        root = (vectors * np.sqrt(values)) @ vectors.T
+        inverse = (vectors / np.sqrt(values)) @ vectors.T
+    _, axes = principal(root @ moments @ root)
+    rows = axes @ inverse / np.sqrt(weight)
+    return rows.astype(np.float32), float(np.sqrt(np.trace(moments) / size))
+
+
+def quantized(rows: F32) -> Basis:
+    """Rows (G, R, n) in 8 bits, a scale a row."""
+    scale = np.maximum(np.abs(rows).max(-1), np.float32(1e-30)) / np.float32(127)
+    return Basis(np.rint(rows / scale[..., None]).astype(np.int16), scale)
+
+
+def raw(part: mx.array) -> bytes:
+    """The bytes of a U8 part."""
+    return np.array(part).tobytes()
+
+
+def array(basis: Basis) -> mx.array:
+    """A basis as a part of a file."""
+    return mx.array(np.frombuffer(basis.dump(), np.uint8))
