@@ -1,4 +1,9 @@
-"""Other ways to keep a cache, in the same table: used only when asked for and installed."""
+"""Other ways to keep a cache, in the same table: used only when asked for and installed.
+
+What a peer made of the context is put into plain caches before the test tokens are
+read, so that it is judged by its context alone, as the files are; live, these
+caches would also quantize what comes after.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +62,28 @@ def _mlx_lm(bench: Bench, name: str, cache: list[Any]) -> Row:
         save_time = median(lambda: save_prompt_cache(str(path), cache), bench.repeat)
         load_time = median(load, bench.repeat)
         size = path.stat().st_size
-        return _row(bench, name, "mlx-lm", load(), size, save=save_time, load=load_time)
+        dense = [_dequantized(c) if hasattr(c, "bits") else _plain(c) for c in load()]
+        return _row(bench, name, "mlx-lm", dense, size, save=save_time, load=load_time)
+
+
+def _plain(cache: Any) -> Any:
+    return _dense(cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :])
+
+
+def _dequantized(cache: Any) -> Any:
+    keys, values = (
+        mx.dequantize(*(p[..., : cache.offset, :] for p in held), cache.group_size, cache.bits)
+        for held in (cache.keys, cache.values)
+    )
+    return _dense(keys, values)
+
+
+def _dense(keys: mx.array, values: mx.array) -> Any:
+    from mlx_lm.models.cache import KVCache
+
+    cache = KVCache()
+    cache.update_and_fetch(keys, values)
+    return cache
 
 
 def _velox(bench: Bench, name: str, builder: Any, config: Any) -> Row:
@@ -69,15 +95,17 @@ def _velox(bench: Bench, name: str, builder: Any, config: Any) -> Row:
             mx.eval(cache.update_and_fetch(values["keys"].x, values["values"].x))
 
     time = median(encode, 1)
-    for cache, values in zip(caches, contents, strict=True):
-        cache.update_and_fetch(values["keys"].x, values["values"].x)
+    dense = [
+        _dense(*cache.update_and_fetch(values["keys"].x, values["values"].x))
+        for cache, values in zip(caches, contents, strict=True)
+    ]
     size = sum(
         c.compressed_key_bytes + c.compressed_value_bytes + getattr(c, "residual_fp16_bytes", 0)
         for c in caches
     )
     held = sum(c.nbytes for c in caches)
     note = f"bytes it reports; the live cache holds {held} and there is no file"
-    return _row(bench, name, "veloxquant-mlx", caches, size, encode=time, notes=(note,))
+    return _row(bench, name, "veloxquant-mlx", dense, size, encode=time, notes=(note,))
 
 
 def _row(
