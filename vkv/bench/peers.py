@@ -72,7 +72,11 @@ def _plain(cache: Any) -> Any:
 
 def _dequantized(cache: Any) -> Any:
     keys, values = (
-        mx.dequantize(*(p[..., : cache.offset, :] for p in held), cache.group_size, cache.bits)
+        mx.dequantize(
+            *(p[..., : cache.offset, :] for p in held),
+            group_size=cache.group_size,
+            bits=cache.bits,
+        )
         for held in (cache.keys, cache.values)
     )
     return _dense(keys, values)
