@@ -255,13 +255,13 @@ def test_a_plan_gives_early_layers_and_values_finer_steps():
     steps = [c.step for c in tc_rate.plan(pieces(), Tc(step=0.5 * 2**0.5))]
     assert steps[1] < steps[3] < steps[5]
     assert steps[1] < steps[0] / 2
-    assert np.exp(np.mean(np.log(steps))) == pytest.approx(0.5)
+    assert np.exp(np.mean(np.log(steps))) == pytest.approx(0.5, rel=1e-3)
     assert [c.pre_rope for c in tc_rate.plan(pieces(), Tc())] == [True, False] * 3
 
 
 def test_a_plan_follows_the_weights_it_is_given():
     steps = [c.step for c in tc_rate.plan(pieces(), Tc(), weights_of=[4, 1, 1, 1, 1, 1])]
-    assert steps[1] == pytest.approx(2 * steps[0])
+    assert steps[1] == pytest.approx(2 * steps[0], rel=1e-3)
 
 
 def test_a_plan_keeps_to_its_bits():

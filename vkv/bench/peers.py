@@ -71,15 +71,9 @@ def _plain(cache: Any) -> Any:
 
 
 def _dequantized(cache: Any) -> Any:
-    keys, values = (
-        mx.dequantize(
-            *(p[..., : cache.offset, :] for p in held),
-            group_size=cache.group_size,
-            bits=cache.bits,
-        )
-        for held in (cache.keys, cache.values)
-    )
-    return _dense(keys, values)
+    form = {"group_size": cache.group_size, "bits": cache.bits}
+    held = [[part[..., : cache.offset, :] for part in x] for x in (cache.keys, cache.values)]
+    return _dense(*(mx.dequantize(w, s, b, **form) for w, s, b in held))
 
 
 def _dense(keys: mx.array, values: mx.array) -> Any:

@@ -225,8 +225,8 @@ def decode(parts: Parts, *, codebook: mx.array, window: int, dim: int, dtype: mx
         groups = unpack(o, 4, dim).reshape(len(o), -1, GROUP)
         o = dequantize(groups, parts["o_range"].reshape(len(o), -1, 2)).reshape(-1, dim)
     s1, s2, o = (part.astype(mx.float32) for part in (s1[..., None], s2[..., None], o[:, None]))
-    top = mx.finfo(dtype).max
-    return mx.clip(s1 * (s2 * hadamard.forward(code) + o), -top, top).astype(dtype)
+    x = s1 * (s2 * hadamard.forward(code) + o)
+    return (mx.clip(x, -F16_MAX, F16_MAX) if dtype == mx.float16 else x).astype(dtype)
 
 
 @cache

@@ -57,7 +57,8 @@ class Tc:
     Args:
         step: Step of the integers, in deviations of the tensor about its channel means;
             with a basis, in units of its rows. ``configure`` halves it for values.
-        bits: Bits per element, all parts of this codec in, to find the step for; 0: none.
+        bits: Bits per element to find the step for, all parts of this codec in, and for
+            ``plan`` all else of the file too; 0: none.
         axes: ``"joint"`` (over all KV heads), ``"head"``, ``"none"``, or ``"auto"``: the
             cheapest of them.
         n_sink: Leading tokens that are kept raw.

@@ -135,7 +135,8 @@ def plan(
     steps = 2.0 ** (-0.5 * (found - found.mean()))
 
     def at(step: float) -> list[Tc]:
-        sizes = [float(np.clip(step * s, 1e-6, 1e6)) for s in steps]
+        # four digits are enough, and can be read in what ``inspect`` prints
+        sizes = [float(f"{np.clip(step * s, 1e-6, 1e6):.4g}") for s in steps]
         return [replace(codec, bits=0.0, step=s, pre_rope=codec.pre_rope and p.keys)
                 for s, p in zip(sizes, pieces, strict=True)]  # fmt: skip
 
