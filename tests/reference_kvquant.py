@@ -35,7 +35,7 @@ def unpacked(words: np.ndarray, bits: int, count: int) -> np.ndarray:
     """Codes of each row, low bits first."""
     stream = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little")
     stream = stream[..., : count * bits].reshape(*words.shape[:-1], count, bits)
-    return (stream << np.arange(bits)).sum(-1)
+    return np.asarray((stream << np.arange(bits)).sum(-1))
 
 
 def scales(code: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -30,9 +31,12 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
             or the new file. Without it only a crash of the process does.
 
     Raises:
-        OSError: The directory is missing or not writable, or the disk is full.
+        OSError: The directory is missing or not writable, the disk is full, or what
+            stands there is no regular file (a device, a pipe).
     """
     target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "exists and is no regular file; it is not replaced", str(path))
     _sweep(target)
     temp, fd = _create(target)
     try:

@@ -10,6 +10,7 @@ from typing import Any
 from vkv.document import Document, open_document
 from vkv.header import Header, Layer, walk
 from vkv.info import describe
+from vkv.live.form import check_layers
 
 MISSING = "—"
 
@@ -92,6 +93,8 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], *, deep: bool = F
         _identity(found, first, second)
         _layers(found, first.header, second.header)
         if deep:
+            check_layers(first.header)
+            check_layers(second.header)
             _values(found, first, second)
         return found
 
@@ -181,4 +184,8 @@ def _distance(files: tuple[Any, Any], layers: tuple[Layer, Layer], name: str, at
         x, y = x[..., :rows, :], y[..., :rows, :]
     error = mx.square(x - y).sum() / mx.maximum(mx.square(x).sum(), 1e-30)
     largest = mx.abs(x - y).max().item() if x.size else 0.0
-    return "" if largest == 0 else f"largest difference {largest:.4g}, relative {error.item():.3g}"
+    return (
+        ""
+        if largest == 0
+        else f"largest difference {largest:.4g}, relative squared error {error.item():.3g}"
+    )

@@ -89,7 +89,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: Annotated[int, msgspec.Meta(ge=1)]
     params: dict[str, Scalar] = {}
     tokens: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)] | None = None
-    parts: dict[str, Name]
+    parts: dict[Name, Name]
     rope: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
@@ -110,7 +110,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: Name
     scalars: dict[str, int] = {}
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[Name, Tensor] = {}
     children: tuple[Layer, ...] = ()
 
 
@@ -158,7 +158,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: Tokens | None = None
     ropes: tuple[Rope, ...] = ()
     layers: tuple[Layer, ...]
-    tensors: dict[str, Stored]
+    tensors: dict[Name, Stored]
     metadata: dict[str, str] = {}
     pad: bytes = b""
 

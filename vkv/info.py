@@ -15,7 +15,7 @@ from vkv.header import Header, Layer, Segment, Tensor, segments
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Info:
     """One file, described.
 
@@ -32,6 +32,11 @@ class Info:
     size: int
     header: Header
     accounting: Accounting
+
+    def __repr__(self) -> str:
+        tokens = "no token ids" if self.tokens is None else f"{self.tokens} tokens"
+        bits = f"{self.accounting.bits:.2f} bits per element"
+        return f"<vkv {self.path!r}: {tokens}, {self.size:,} bytes, {bits}, id {self.id[:12]}>"
 
     @property
     def tokens(self) -> int | None:

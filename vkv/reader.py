@@ -68,11 +68,13 @@ class LazyReader:
         self._document, self._source, self._verify = document, source, verify
         self._tables: list[dict[str, mx.array]] = []
         self._started: dict[str, mx.array] = {}
+        #: Tables may be read for many segments; anything else is read once.
+        self._held: dict[str, mx.array] = {}
         self._turn = 0
 
     def start(self, names: Iterable[str]) -> None:
         for name in names:
-            if name not in self._started:
+            if name not in self._started and name not in self._held:
                 check_readable(self._document, name)
                 self._started[name] = self._array(name)
                 with _readable(name):
@@ -95,6 +97,8 @@ class LazyReader:
         return found
 
     def get(self, name: str) -> mx.array:
+        if name in self._held:
+            return self._held[name]
         self.start([name])
         out = self._started.pop(name)
         for table in self._tables:
@@ -103,6 +107,8 @@ class LazyReader:
             mx.eval(out)
         if self._verify:
             self._document.verify(name, memory(out) if out.nbytes else b"")
+        if self._document.header.tensors[name].role == "table":
+            self._held[name] = out
         return out
 
     def close(self) -> None:

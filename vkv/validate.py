@@ -134,7 +134,7 @@ def _codec_errors(document: Document) -> Iterator[VkvError]:
 def _digest_errors(document: Document) -> Iterator[VkvError]:
     for name in document.header.tensors:
         try:
-            document.read(name)
+            document.check(name)
         except VkvError as exc:
             yield exc
 

@@ -26,7 +26,7 @@ class Words:
         prompt: The user's message; ``-`` stands for stdin.
         prompt_file: A file with it.
         messages: A JSON file with a conversation.
-        system_prompt: Goes before the user's message.
+        system_prompt: Goes before the user's message; ``-`` stands for stdin.
         ignore_chat_template: The message is the prompt as it is.
     """
 
@@ -81,10 +81,17 @@ class Words:
             return _conversation(self.messages)
         found = []
         if self.system_prompt is not None:
-            found.append({"role": "system", "content": self.system_prompt})
+            found.append({"role": "system", "content": self._system()})
         if self.prompt is not None or self.prompt_file is not None:
             found.append({"role": "user", "content": self._text()})
         return found
+
+    def _system(self) -> str:
+        if self.system_prompt != "-":
+            return self.system_prompt or ""
+        if self.prompt == "-":
+            raise click.UsageError("only one of --prompt and --system-prompt can be stdin.")
+        return sys.stdin.read()
 
     def _text(self) -> str:
         if self.prompt == "-":

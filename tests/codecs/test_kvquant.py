@@ -134,6 +134,13 @@ def test_q1_parameters(name, value):
     assert (exc.value.rule, exc.value.at) == ("Q1", f"kvquant.{name}")
 
 
+def test_there_are_no_groups():
+    """``spec/decisions``: a group size would cost more than the codes."""
+    with pytest.raises(CodecError) as exc:
+        base.typed(KvQuant, {"group_size": "32"})
+    assert exc.value.rule == "K2"
+
+
 def test_keys_per_channel_values_as_asked():
     assert KvQuant.configure({}, "keys", "F16") == KEYS
     assert KvQuant.configure({"table": "token"}, "keys", "F16") == KEYS

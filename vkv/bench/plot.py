@@ -9,8 +9,8 @@ from typing import Any
 from vkv.bench.report import Results, Row
 from vkv.errors import VkvError
 
-#: Smallest KL drawn; raw is exactly 0, which no logarithm has.
-FLOOR = 1e-5
+#: Rows nearer to the raw cache are left out: raw is exactly 0, which no logarithm has.
+FLOOR = 1e-6
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -27,13 +27,13 @@ def draw(results: Results, folder: Path) -> list[Path]:
         ) from None
     matplotlib.use("Agg")
     title = f"{results.model}, {results.context} tokens of context, {results.test} of test"
-    quality = [r for r in results.rows if r.name != "raw"]
+    quality = [r for r in results.rows if r.quality.kl > FLOOR]
     loads = [r for r in results.rows if r.load is not None]
     return [
         _scatter(
             folder / "kl.png",
             quality,
-            lambda r: (r.bits, max(r.quality.kl, FLOOR)),
+            lambda r: (r.bits, r.quality.kl),
             ("bits per element, all in", "KL to the raw cache, nats (lower is better)", title),
             log=(False, True),
         ),
@@ -56,21 +56,21 @@ def _scatter(
 ) -> Path:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(10, 6.5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(12, 6.5), layout="constrained")
     families = list(dict.fromkeys(row.family for row in rows))
-    for i, family in enumerate(families):
-        points = sorted(point(row) for row in rows if row.family == family)
-        x, y = zip(*points, strict=True)
-        axes.plot(x, y, "o-", color=f"C{i % 10}", label=family, linewidth=1, alpha=0.8)
+    colours = {family: f"C{i % 10}" for i, family in enumerate(families)}
+    for number, row in enumerate(rows, 1):
+        label = f"{number}  {row.name}"
+        axes.plot(*point(row), "o", color=colours[row.family], label=label, alpha=0.85)
     axes.set(xlabel=texts[0], ylabel=texts[1], title=texts[2])
     if log[0]:
         axes.set_xscale("log")
     if log[1]:
         axes.set_yscale("log")
     axes.grid(visible=True, which="both", alpha=0.2)
-    axes.margins(0.12)
-    axes.legend()
-    _label(figure, axes, [(row.name, *point(row)) for row in rows])
+    axes.margins(0.08)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, frameon=False)
+    _label(figure, axes, [(str(i), *point(row)) for i, row in enumerate(rows, 1)])
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
@@ -79,13 +79,13 @@ def _scatter(
 #: Where a label may stand, in points from its mark: near places first.
 PLACES = [
     (dx * r, dy * r)
-    for r in (8, 14, 22, 32, 44, 58, 74, 92)
+    for r in (6, 10, 15, 21, 28, 36)
     for dx, dy in ((1, 0.6), (1, -1.2), (-1, 0.6), (-1, -1.2), (0, 1.4), (0, -2.0))
 ]
 
 
 def _label(figure: Any, axes: Any, marks: list[tuple[str, float, float]]) -> None:
-    """Put each label at the nearest place where it covers no other label and no mark."""
+    """Put each number at the nearest place where it covers no other label and no mark."""
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     taken = [_around(axes.transData.transform((x, y))) for _, x, y in marks]
@@ -96,7 +96,7 @@ def _label(figure: Any, axes: Any, marks: list[tuple[str, float, float]]) -> Non
                 (x, y),
                 xytext=(dx, dy),
                 textcoords="offset points",
-                fontsize=8,
+                fontsize=9,
                 ha="left" if dx > 0 else "right" if dx < 0 else "center",
                 arrowprops={"arrowstyle": "-", "lw": 0.5, "alpha": 0.5} if i >= 6 else None,
             )

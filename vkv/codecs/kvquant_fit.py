@@ -77,8 +77,7 @@ def _fit_head(x: Floats, recipe: Recipe, weights: Floats | None) -> tuple[Halves
     count = recipe.count(rows.shape[1])
     first, last = outliers.dense_range(ordered, recipe.centre(rows, axis=1)[:, 0], count)
     levels = nuq.lloyd_max(ordered, recipe.levels, recipe.sweeps, first, last, weights)
-    low, high = (np.take_along_axis(ordered, i[:, None], axis=1)[:, 0] for i in (first, last - 1))
-    low, high = low[:, None], high[:, None]
+    low, high = (np.take_along_axis(ordered, i[:, None], axis=1) for i in (first, last - 1))
     mask = outliers.exactly(rows < low, rows == low, first)
     mask |= outliers.exactly(rows > high, (rows == high) & ~mask, count - first)
     some = rows[:, :: max(1, rows.shape[1] // 1024)]

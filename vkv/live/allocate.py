@@ -7,8 +7,9 @@ from math import prod
 
 from vkv.codecs import Choice
 from vkv.codecs.base import NAMES, Piece, Planner
+from vkv.live.draft import LayerDraft, TensorDraft, draft
 from vkv.live.kinds import Snapshot
-from vkv.live.plan import LayerDraft, Plan, TensorDraft, draft
+from vkv.live.plan import Plan
 
 #: Bytes that a segment takes in the header and the table before it, and sinks in front of it.
 SEGMENT, SINKS = 900, 350

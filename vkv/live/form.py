@@ -139,6 +139,10 @@ def _check_rows(layer: Layer, at: str) -> None:
             rule="L4",
             at=at,
         )
+    if (
+        0 in keys
+    ):  # an empty cache has no tensors; rows without elements would cost nothing to claim
+        raise CacheError(f"keys {keys}, expected sizes above 0", rule="L4", at=at)
     if rows is not None and keys[2] != rows:
         raise CacheError(f"{keys[2]} rows, its scalars say {rows}", rule="L5", at=at)
     if layer.kind == "quantized":

@@ -7,10 +7,9 @@ from typing import Any
 import mlx.core as mx
 
 from vkv import codecs, identity
-from vkv.codecs import Choice
 from vkv.codecs.base import DTYPES
 from vkv.file import CacheFile
-from vkv.header import Layer, Rope, Segment, Tensor, segment_shape
+from vkv.header import Layer, Rope, Tensor, segment_shape
 from vkv.live.kept import Kept
 from vkv.live.kinds import KINDS, cache_class
 from vkv.live.packed import PackedKVCache, Rows
@@ -81,7 +80,8 @@ def _rows(file: CacheFile, tensor: Tensor, name: str, at: str) -> Rows | None:
     tail = kept.pop() if tensor.segments[-1].codec == "raw" else None
     rope = None if last.rope is None else file.header.ropes[last.rope]
     x = tail.parts["data"] if tail else _no_tokens(tensor)
-    return Rows(_choice(last), name, rope, 0, kept, x)
+    codec = codecs.resolve(last.codec, last.version, last.params)
+    return Rows(codecs.parse(last.codec), name, rope, 0, kept, x, codec)
 
 
 def _exact(file: CacheFile, tensor: Tensor, name: str, at: str) -> Rows:
@@ -102,9 +102,3 @@ def _kept(file: CacheFile, tensor: Tensor, index: int, at: str) -> Kept:
     roles = {part: stored[where].role for part, where in segment.parts.items()}
     rope = None if segment.rope is None else file.header.ropes[segment.rope]
     return Kept(codec, parts, segment.tokens or 0, roles, rope)
-
-
-def _choice(segment: Segment) -> Choice:
-    """The codec of a segment, to go on with."""
-    codec = codecs.CODECS[segment.codec, segment.version]
-    return Choice(segment.codec, codec, dict(segment.params))

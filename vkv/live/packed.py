@@ -35,6 +35,7 @@ class Rows:
         residual: Tokens that stay exact at least, once there are as many.
         kept: Codes to go on from.
         tail: Exact tokens behind them.
+        codec: The codec itself, where it is known: that of ``kept``.
 
     Attributes:
         note: Why nothing is encoded, if the codec refuses such tensors.
@@ -48,10 +49,11 @@ class Rows:
         residual: int = 0,
         kept: Sequence[Kept] = (),
         tail: mx.array | None = None,
+        codec: Codec | None = None,
     ):
         self.choice, self.name, self.rope, self.residual = choice, name, rope, residual
         self.kept, self.tail = list(kept), tail
-        self.codec: Codec | None = None
+        self.codec = codec
         self.note: str | None = None
 
     def _configured(self, x: mx.array) -> Codec:

@@ -10,7 +10,7 @@ from vkv.errors import CacheError
 from vkv.info import Info
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Prompt:
     """What ``vkv.load`` returns.
 
@@ -23,6 +23,9 @@ class Prompt:
     cache: list[Any]
     tokens: list[int] | None
     info: Info
+
+    def __repr__(self) -> str:
+        return f"<Prompt of {len(self.cache)} caches from {self.info!r}>"
 
     def resume(self, tokens: Sequence[int]) -> list[int]:
         """Fit the cache to a new prompt and return the tokens still to be computed.
@@ -42,7 +45,11 @@ class Prompt:
                 cannot go back so far (recurrent, or a ring that has wrapped) (L8).
         """
         if self.tokens is None:
-            raise CacheError("the file holds no token ids, so no prompt can be matched", rule="L8")
+            raise CacheError(
+                "the file holds no token ids, so no prompt can be matched; "
+                "`vkv convert --model … --prompt …` adds them",
+                rule="L8",
+            )
         if not tokens:
             raise CacheError("an empty prompt: there is nothing to compute", rule="L8")
         keep = min(common_prefix(self.tokens, tokens), len(tokens) - 1)
