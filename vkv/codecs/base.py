@@ -149,6 +149,8 @@ def build(codec: type[Any], params: Options) -> Any:
     known = {f.name for f in fields(codec)}
     if unknown := sorted(params.keys() - known):
         raise CodecError(f"unknown parameter {unknown[0]!r}", rule="K2", at=codec.id)
+    if missing := sorted(known - params.keys()):
+        raise CodecError(f"parameter {missing[0]!r} is missing", rule="K2", at=codec.id)
     try:
         return codec(**params)
     except TypeError as exc:
