@@ -170,3 +170,10 @@ def test_only_files_of_the_same_path_are_swept(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     write(tmp_path / "a.vkv", b"y")
     assert set(os.listdir(tmp_path)) == {"a.vkv"} | others
+
+
+def test_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"):
+        write(tmp_path / "pipe", b"x")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)

@@ -35,6 +35,8 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
             stands there is no regular file (a device, a pipe).
     """
     target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if target.exists() and not target.is_file():
         raise OSError(errno.EINVAL, "exists and is no regular file; it is not replaced", str(path))
     _sweep(target)
