@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -229,3 +232,33 @@ def _dense(model, tokens):
     cache = dense(model)
     mx.eval(model(mx.array([tokens]), cache=cache))
     return cache
+
+
+CHILD = """
+import sys
+import mlx.core as mx
+import vkv
+from fixtures.models import tiny
+
+model = tiny.llama(head_dim=64)
+cache = vkv.load(sys.argv[1], model=model, live="packed").cache
+print([mx.argmax(model(mx.array([[t]]), cache=cache)[0, -1]).item() for t in range(70)])
+"""
+
+
+@pytest.mark.parametrize("codec", ["nsnquant:bits=2", FROZEN])
+def test_a_new_process_goes_on_as_the_cache_that_was_never_saved(codec, tmp_path):
+    model = tiny.llama(head_dim=64)
+    tokens = [(5 * i * i + i) % tiny.VOCAB for i in range(150)]
+    cache = vkv.make_prompt_cache(model, codec)
+    mx.eval(model(mx.array([tokens]), cache=cache))
+    vkv.save(tmp_path / "a.vkv", cache, tokens=tokens, model=model)
+    here = [mx.argmax(model(mx.array([[t]]), cache=cache)[0, -1]).item() for t in range(70)]
+    there = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path / "a.vkv")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert there.stdout.strip() == str(here)

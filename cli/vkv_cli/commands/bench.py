@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+import vkv
 from vkv.errors import VkvError
 from vkv_cli import text
 from vkv_cli.models import ModelChoice, load_model
@@ -19,13 +20,31 @@ from vkv_cli.progress import progress
     "--text",
     "source",
     type=click.Path(exists=True, dir_okay=False),
-    required=True,
-    help="A text file; its first tokens are the context, the next ones the test.",
+    help="A text file; its first tokens are the context, the next ones the test. In a checkout, "
+    "a novel by default.",
 )
-@click.option("--context", default=1024, show_default=True, help="Tokens in the cache.")
-@click.option("--test", default=256, show_default=True, help="Tokens read after it.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="Tokens in the cache.",
+)
+@click.option(
+    "--test",
+    type=click.IntRange(min=2),
+    default=256,
+    show_default=True,
+    help="Tokens read after it.",
+)
 @click.option("--codecs", help="Codec strings, separated by spaces; KEYS/VALUES for one each.")
-@click.option("--repeat", default=3, show_default=True, help="Runs behind each median.")
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Runs behind each median.",
+)
 @click.option("--peers", is_flag=True, help="Also mlx-lm's own files, and veloxquant-mlx.")
 @click.option(
     "-o",
@@ -36,7 +55,7 @@ from vkv_cli.progress import progress
 @text.json_option
 def bench(
     choice: ModelChoice,
-    source: str,
+    source: str | None,
     context: int,
     test: int,
     codecs: str | None,
@@ -54,7 +73,7 @@ def bench(
     from vkv.bench.report import aligned
 
     names = codecs.split() if codecs else default_codecs()
-    words = Path(source).read_text(encoding="utf-8")
+    words = (Path(source) if source else _bundled()).read_text(encoding="utf-8")
     model, tokenizer = load_model(choice)
     ids = tokenizer.encode(words)
     with progress("prefill", unit="tokens") as report:
@@ -83,6 +102,14 @@ def bench(
         click.echo(f"first token from scratch: {results.first_token_cold:.2f} s")
     if output is not None:
         _write(output, results)
+
+
+def _bundled() -> Path:
+    """The prose of a checkout; wheels do not carry it."""
+    path = Path(vkv.__file__).parents[1] / "fixtures" / "text" / "prose.txt"
+    if not path.exists():
+        raise click.UsageError("no text beside the installed package: give --text.")
+    return path
 
 
 def _peers(run: object) -> None:
