@@ -189,7 +189,10 @@ def test_memory_that_the_file_cannot_fill_is_never_asked_for(data, rule, tmp_pat
 def test_shapes_without_elements(tmp_path):
     """MLX counts sizes in 32 bits, and some of its kernels take no empty arrays."""
     for shape in ([1 << 30, 0], [0, (1 << 31) - 64], [0, 1, 0, 64]):
-        for codec, params in (("raw", {"dtype": "F16"}), ("affine", {"group": 64})):
+        for codec, params in (
+            ("raw", {"dtype": "F16"}),
+            ("affine", {"bits": 4, "group": 64, "scale": "F16"}),
+        ):
             draft = blank()
             forms = codecs.resolve(codec, 1, params).layout(tuple(shape))
             for part, (dtype, dims) in forms.items():
