@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from fixtures.models import tiny
 from vkv_cli.main import main
+
+from fixtures.models import tiny
 
 
 def test_table_files_and_zero(tmp_path, capsys):
