@@ -98,7 +98,9 @@ def _model(head: Header, model: Any) -> list[str]:
         return []
     live, ropes = identity.of_model(model)
     if head.model is not None:
-        return identity.differences(head.model, head.ropes, live, ropes)
+        found = identity.differences(head.model, head.ropes, live, ropes)
+        if found:
+            return found
     if len(head.layers) != len(live.ropes):
         return [f"{len(head.layers)} caches in the file, the model takes {len(live.ropes)}"]
     return []
@@ -132,7 +134,7 @@ def _layer(file: CacheFile, layer: Layer, at: str, count: _Progress) -> Any:
     else:
         loaded = {name: decode(file, layer, name, at) for name in layer.tensors}
         mx.eval(loaded)
-    if layer.children:
+    if layer.kind == "list":
         loaded["children"] = [
             _layer(file, child, f"{at}.children[{i}]", count)
             for i, child in enumerate(layer.children)
