@@ -10,6 +10,7 @@ import importlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -36,9 +37,9 @@ class Decoded:
     layers: dict[str, dict[str, np.ndarray]]
 
 
-def read(data: bytes) -> Decoded:
-    """Decode a whole ``.vkv`` file."""
-    header, stored = open_file(data)
+def read(data: bytes, others: dict[bytes, bytes] | None = None) -> Decoded:
+    """Decode a whole ``.vkv`` file; ``others`` are files it may stand on, by id."""
+    header, stored = open_file(data, others)
     ids = header.get("tokens")
     tokens = stored[ids["tensor"]].tolist() if ids else None
     layers: dict[str, dict[str, np.ndarray]] = {}
@@ -47,7 +48,20 @@ def read(data: bytes) -> Decoded:
     return Decoded(header, tokens, layers)
 
 
-def open_file(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def beside(folder: Path) -> dict[bytes, bytes]:
+    """The files of a folder by id."""
+    found = {}
+    for path in sorted(folder.glob("*.vkv")):
+        data = path.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        first, stop = json.loads(data[8:start])["vkv.header"]["data_offsets"]
+        found[blake3(data[start + first : start + stop]).digest()] = data
+    return found
+
+
+def open_file(
+    data: bytes, others: dict[bytes, bytes] | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Header and stored tensors by name; digests are checked."""
     length = int.from_bytes(data[:8], "little")
     table = json.loads(data[8 : 8 + length])
@@ -62,9 +76,20 @@ def open_file(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     assert header["version"].split(".")[0] == "1"
     stored = {}
     for name, info in header["tensors"].items():
+        if "file" in info:
+            stored[name] = _referred(info, (others or {})[info["file"]])
+            continue
         assert blake3(cut(name)).digest() == info["digest"], name
         stored[name] = _array(cut(name), table[name]["dtype"], table[name]["shape"])
     return header, stored
+
+
+def _referred(info: dict[str, Any], other: bytes) -> np.ndarray:
+    """A tensor of another file: the one of equal digest, dtype and shape."""
+    header, stored = open_file(other)
+    keys = ("digest", "dtype", "shape")
+    (name, *_) = (n for n, i in header["tensors"].items() if all(i[k] == info[k] for k in keys))
+    return stored[name]
 
 
 def _array(raw: bytes, dtype: str, shape: list[int]) -> np.ndarray:

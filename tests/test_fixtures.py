@@ -26,6 +26,8 @@ CASES: list[dict[str, Any]] = json.loads((FIXTURES / "manifest.json").read_text(
 GOOD = [c for c in CASES if "error" not in c]
 BAD = [c for c in CASES if c["file"].startswith("bad/")]
 UNKNOWN_CODEC = [c for c in CASES if c.get("error") == "UnknownCodecError"]
+#: What good files may stand on, by id.
+OTHERS = reference.beside(FIXTURES / "good")
 UNSUPPORTED = [c for c in CASES if c.get("error") == "UnsupportedError"]
 
 #: The step between 1 and the next number, of the dtypes that decoding rounds to.
@@ -70,7 +72,7 @@ def test_good_is_sound(case):
 
 @each(GOOD)
 def test_good_decodes_as_the_reference_does(case):
-    want = reference.read(path(case).read_bytes())
+    want = reference.read(path(case).read_bytes(), OTHERS)
     with open_file(path(case)) as file:
         assert file.document.tokens() == want.tokens == case["tokens"]
         layers = dict(walk(file.header.layers))
@@ -96,7 +98,7 @@ def _compare(file: CacheFile, layer: header.Layer, name: str, at: str, want: np.
 
 @each(GOOD)
 def test_good_decodes_as_it_did_when_it_was_written(case):
-    found = reference.read(path(case).read_bytes())
+    found = reference.read(path(case).read_bytes(), OTHERS)
     for at, tensors in case["layers"].items():
         for name, want in tensors.items():
             x = found.layers[at][name]

@@ -17,7 +17,7 @@ LAYERS = (
     {"vkv.header", "vkv.atomic"},
     {"vkv.container"},
     {"vkv.document"},
-    {"vkv.account", "vkv.info"},
+    {"vkv.account", "vkv.elsewhere", "vkv.info", "vkv.inline"},
     {"vkv.codecs"},
     {"vkv.file", "vkv.reader"},
     {"vkv.identity", "vkv.gguf"},

@@ -44,6 +44,7 @@ class Accounting:
         groups: Tensor name (``keys``, ``values`` …) -> its own account.
         shared: Bytes that several groups use (a codebook).
         elements: Cached elements in the file.
+        elsewhere: Bytes of other files that this one stands on; in no other number here.
     """
 
     size: int
@@ -51,6 +52,7 @@ class Accounting:
     groups: dict[str, Group]
     shared: int
     elements: int = field(default=0)
+    elsewhere: int = 0
 
     @property
     def bits(self) -> float:
@@ -72,7 +74,8 @@ def account(document: Document) -> Accounting:
     stored = document.header.tensors
     roles = dict.fromkeys(ROWS, 0)
     for info in stored.values():
-        roles[info.role] += info.nbytes
+        if info.file is None:
+            roles[info.role] += info.nbytes
     entry = document.entries[HEADER]
     roles["header"] = entry.stop
     users: dict[str, set[str]] = {}
@@ -82,10 +85,12 @@ def account(document: Document) -> Accounting:
         for part in segment.parts.values():
             users.setdefault(part, set()).add(name)
     own: dict[str, Counter[str]] = {name: Counter() for name in elements}
-    shared = 0
+    shared = elsewhere = 0
     for part, (first, *others) in users.items():
         info = stored[part]
-        if others:
+        if info.file is not None:
+            elsewhere += info.nbytes
+        elif others:
             shared += info.nbytes
         elif info.nbytes:
             own[first][info.role] += info.nbytes
@@ -93,7 +98,7 @@ def account(document: Document) -> Accounting:
         name: Group(count, own[name].total(), _sorted(own[name]))
         for name, count in elements.items()
     }
-    return Accounting(document.size, roles, groups, shared, elements.total())
+    return Accounting(document.size, roles, groups, shared, elements.total(), elsewhere)
 
 
 def _sorted(roles: Counter[str]) -> dict[str, int]:

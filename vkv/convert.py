@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import vkv._version
 from vkv import header, identity, mlx_lm_files
 from vkv.codecs.base import DTYPES
+from vkv.document import open_document
+from vkv.elsewhere import Files, Place, beside
 from vkv.errors import CacheError, ContainerError, MismatchError, VkvError
 from vkv.file import CacheFile, open_file
 from vkv.header import Header, Layer, Tensor
 from vkv.info import Info
+from vkv.inline import inline as inlined
 from vkv.live.decode import decode
 from vkv.live.form import check_layers
 from vkv.live.kept import Kept
@@ -32,6 +35,8 @@ def convert(
     model: Any = None,
     tokenizer: Any = None,
     tokens: Any = None,
+    inline: bool = False,
+    files: Iterable[Place] | None = None,
     progress: Progress | None = None,
     durable: bool = True,
 ) -> Info:
@@ -52,6 +57,10 @@ def convert(
         model: The model that filled the cache; a vkv file of another one is refused.
         tokenizer: Its tokenizer, likewise.
         tokens: The ids the cache holds, likewise.
+        inline: Encode nothing: copy all as it stands, and what ``src`` refers to in other
+            files into ``dst``, which then stands alone. For vkv files; the other options
+            have no place beside it.
+        files: Where the files are found that ``src`` stands on, as in ``vkv.load``.
         progress: Called with (bytes done, bytes in all).
         durable: Flush to the disk before returning.
 
@@ -65,6 +74,10 @@ def convert(
         VkvError: A vkv file is damaged, or ``codec`` is refused.
         OSError: A file cannot be read or written; what stood at ``dst`` is untouched.
     """
+    if inline:
+        with open_document(src) as source:
+            places = beside(source) if files is None else Files(files)
+            return inlined(source, dst, places, durable=durable)
     plan = Plan(wish(codec))
     head = Header(
         version=header.VERSION,
@@ -74,7 +87,7 @@ def convert(
         tensors={},
         metadata=header.metadata(dict(metadata or {})),
     )
-    file = _open(src)
+    file = _open(src, files)
     if file is None:
         layers, text = mlx_lm_files.read(src)
         head = header.replace(head, metadata=text | head.metadata)
@@ -89,10 +102,10 @@ def convert(
         return write(dst, head, plan, _decoded(file), ids, durable=durable, progress=progress)
 
 
-def _open(src: str | os.PathLike[str]) -> CacheFile | None:
+def _open(src: str | os.PathLike[str], files: Iterable[Place] | None) -> CacheFile | None:
     """The file, or ``None`` where it is safetensors of another format."""
     try:
-        return open_file(src)
+        return open_file(src, files=files)
     except ContainerError as exc:
         if exc.rule != "C8":
             raise

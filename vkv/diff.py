@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from vkv.document import Document, open_document
+from vkv.elsewhere import Files, Place
 from vkv.header import Header, Layer, walk
 from vkv.info import describe
 from vkv.live.form import check_layers
@@ -75,7 +77,13 @@ def _collapsed(difference: Difference, first: int, last: int) -> Difference:
     return Difference(at, difference.a, difference.b)
 
 
-def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], *, deep: bool = False) -> Diff:
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    files: Iterable[Place] | None = None,
+) -> Diff:
     """Compare two files: identity, tokens, layers, codecs, stored bytes.
 
     Args:
@@ -83,6 +91,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], *, deep: bool = F
         b: The other.
         deep: Also decode and compare values: largest difference and relative
             squared error of each tensor, with ``a`` as the reference.
+        files: Where the files are found that they stand on, as in ``vkv.load``.
 
     Raises:
         VkvError: A file is damaged.
@@ -95,7 +104,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str], *, deep: bool = F
         if deep:
             check_layers(first.header)
             check_layers(second.header)
-            _values(found, first, second)
+            _values(found, first, second, None if files is None else Files(files))
         return found
 
 
@@ -156,11 +165,11 @@ def _digests(head: Header, layer: Layer, name: str) -> str:
     return " ".join(head.tensors[part].digest.hex()[:8] for part in parts)
 
 
-def _values(found: Diff, a: Document, b: Document) -> None:
+def _values(found: Diff, a: Document, b: Document, places: Files | None) -> None:
     from vkv.file import CacheFile
 
     second = dict(walk(b.header.layers))
-    files = CacheFile(a), CacheFile(b)
+    files = CacheFile(a, files=places), CacheFile(b, files=places)
     for at, layer in walk(a.header.layers):
         for name in sorted(layer.tensors):
             other = second.get(at)

@@ -122,8 +122,11 @@ def open_document(target: str | os.PathLike[str] | bytes) -> Document:
 
 
 def _check_forms(head: Header, entries: dict[str, Entry]) -> None:
-    """Header and container speak of the same tensors, in the same forms (H6)."""
-    stored = head.tensors
+    """Header and container speak of the same tensors, in the same forms (H6).
+
+    Those of other files must not be in the container.
+    """
+    stored = {name: info for name, info in head.tensors.items() if info.file is None}
     for name in sorted(stored.keys() ^ (entries.keys() - {container.HEADER})):
         where = "the header" if name in stored else "the container"
         raise HeaderError(f"only {where} has it, expected both", rule="H6", at=name)

@@ -9,6 +9,7 @@
     ├── CodecError          codec parameters or parts are broken       (rules K*, and the codec's)
     ├── UnsupportedError    a newer file than this build can read      (H3, H4)
     │   └── UnknownCodecError                                          (K1)
+    ├── MissingFileError    a file it stands on is not there           (H12)
     ├── MismatchError       the file belongs to another model          (rules I*)
     └── CacheError          a live cache cannot be saved or rebuilt    (rules L*)
 
@@ -26,6 +27,7 @@ __all__ = [
     "DigestError",
     "HeaderError",
     "MismatchError",
+    "MissingFileError",
     "UnknownCodecError",
     "UnsupportedError",
     "VkvError",
@@ -86,6 +88,20 @@ class UnknownCodecError(UnsupportedError):
         else:
             found = f"codec {codec!r}; known codecs are {', '.join(sorted(known))}"
         super().__init__(f"unsupported {found}", rule="K1", at=at)
+
+
+class MissingFileError(VkvError):
+    """A file that this one stands on was not found.
+
+    Args:
+        id: Of the file, hex.
+        places: Where it was looked for.
+    """
+
+    def __init__(self, id: str, places: list[str], *, at: str | None = None):  # noqa: A002
+        self.id, self.places = id, places
+        where = ", ".join(places) if places else "no place was given"
+        super().__init__(f"stands on file {id}, which is not in {where}", rule="H12", at=at)
 
 
 class MismatchError(VkvError):

@@ -11,9 +11,10 @@ import mlx.core as mx
 from vkv import codecs, header
 from vkv.codecs.base import DTYPES, Codec, Parts, check_dtype, check_forms
 from vkv.document import Document, open_document
+from vkv.elsewhere import Files, Other, Place, beside
 from vkv.errors import CodecError, HeaderError, VkvError
 from vkv.header import Segment, Tensor
-from vkv.reader import reader
+from vkv.reader import Reader, reader
 
 
 class CacheFile:
@@ -22,11 +23,15 @@ class CacheFile:
     Args:
         document: Closed with the file.
         verify: Check the digest of what is read.
+        files: Where other files are found that this one stands on; its own folder
+            if not given.
     """
 
-    def __init__(self, document: Document, *, verify: bool = True):
-        self.document = document
+    def __init__(self, document: Document, *, verify: bool = True, files: Files | None = None):
+        self.document, self._verify = document, verify
+        self._files = files or beside(document)
         self._reader = reader(document, verify=verify)
+        self._others: dict[bytes, tuple[Other, Reader]] = {}
 
     @property
     def header(self) -> header.Header:
@@ -34,7 +39,8 @@ class CacheFile:
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Start reading stored tensors in the background; ``array`` then waits for them."""
-        self._reader.start(names)
+        for where, own in self._located(names):
+            where.start(own)
 
     def array(self, name: str) -> mx.array:
         """One stored tensor as an array of its dtype and shape.
@@ -42,8 +48,38 @@ class CacheFile:
         Raises:
             DigestError: The bytes changed (D1).
             HeaderError: MLX cannot hold it (H2).
+            MissingFileError: It stands in a file that was not found (H12).
         """
-        return self._reader.get(name)
+        ((where, (own,)),) = self._located([name])
+        return where.get(own)
+
+    def others(self) -> list[Other]:
+        """The files that this one stands on, opened.
+
+        Raises:
+            MissingFileError: One was not found (H12).
+        """
+        return [self._other(key)[0] for key in header.files(self.header)]
+
+    def _located(self, names: Iterable[str]) -> list[tuple[Reader, list[str]]]:
+        """Stored tensors by the reader that has them, under their names there."""
+        own: list[str] = []
+        found: dict[bytes, list[str]] = {}
+        for name in names:
+            stored = self.header.tensors[name]
+            if stored.file is None:
+                own.append(name)
+            else:
+                there = self._other(stored.file)[0].name(stored, name)
+                found.setdefault(stored.file, []).append(there)
+        readers = [(self._others[key][1], there) for key, there in found.items()]
+        return [(self._reader, own), *readers] if own else readers
+
+    def _other(self, key: bytes) -> tuple[Other, Reader]:
+        if key not in self._others:
+            document = self._files.open(key)
+            self._others[key] = Other(document), reader(document, verify=self._verify)
+        return self._others[key]
 
     def parts(self, segment: Segment, shape: tuple[int, ...]) -> tuple[Codec, Parts]:
         """The codec and the validated parts of a segment covering ``shape``.
@@ -90,6 +126,10 @@ class CacheFile:
     def close(self) -> None:
         self._reader.close()
         self.document.close()
+        for other, where in self._others.values():
+            where.close()
+            other.document.close()
+        self._others.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +138,12 @@ class CacheFile:
         self.close()
 
 
-def open_file(target: str | os.PathLike[str] | bytes, *, verify: bool = True) -> CacheFile:
-    """Open a path, or bytes in memory. Raises as ``Document``."""
-    return CacheFile(open_document(target), verify=verify)
+def open_file(
+    target: str | os.PathLike[str] | bytes,
+    *,
+    verify: bool = True,
+    files: Iterable[Place] | None = None,
+) -> CacheFile:
+    """Open a path, or bytes in memory; ``files`` as in ``vkv.load``. Raises as ``Document``."""
+    places = None if files is None else Files(files)
+    return CacheFile(open_document(target), verify=verify, files=places)

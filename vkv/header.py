@@ -1,6 +1,6 @@
 """The msgpack header: what the stored tensors mean. Structure only: no codecs, no MLX.
 
-Rules H1 to H9 of ``spec/v1/format.md``; what compares the header with the container
+Rules H1 to H11 of ``spec/v1/format.md``; what compares the header with the container
 (the rest of H6, and H10) is in ``vkv.document``. A header is canonical msgpack (H1),
 so equal headers are equal bytes and the file's id is a digest of them.
 """
@@ -19,7 +19,7 @@ from vkv.errors import HeaderError, UnsupportedError
 MAJOR, MINOR = 1, 0
 VERSION = f"{MAJOR}.{MINOR}"
 #: Features a reader of this build understands (H4). Grows with minor versions.
-KNOWN_NEEDS: frozenset[str] = frozenset({"rope"})
+KNOWN_NEEDS: frozenset[str] = frozenset({"files", "rope"})
 
 #: One header in memory costs up to 77 times its bytes (a list of empty maps), so
 #: 1 MiB keeps a hostile one near 80 MB. 6,000 stored tensors fit.
@@ -29,6 +29,8 @@ ALIGN = 64
 PAD_OVERHEAD = 6
 #: CacheList inside CacheList; the deepest model known nests once.
 MAX_DEPTH = 4
+#: Other files that one may stand on; each is held open while it is read.
+MAX_FILES = 64
 
 ITEMSIZE: dict[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -48,12 +50,16 @@ Scalar = int | float | str | bool
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tensor of the container: its role in the account, form and BLAKE3."""
+    """One stored tensor: its role in the account, form and BLAKE3.
+
+    ``file`` is the id of another vkv file that holds it; without, it is in the container.
+    """
 
     role: Name
     dtype: Name
     shape: Shape
     digest: Digest
+    file: Digest | None = None
 
     @property
     def nbytes(self) -> int:
@@ -297,6 +303,7 @@ def segment_shape(tensor: Tensor, segment: Segment) -> tuple[int, ...]:
 
 def _check_references(header: Header) -> None:
     uses: Counter[str] = Counter()
+    _check_files(header)
     for name, stored in header.tensors.items():
         if stored.dtype not in ITEMSIZE:
             raise HeaderError(f"unknown dtype {stored.dtype!r}", rule="H2", at=f"tensors.{name}")
@@ -318,6 +325,27 @@ def _check_references(header: Header) -> None:
                 rule="H6",
                 at=f"tensors.{name}",
             )
+
+
+def files(header: Header) -> dict[bytes, list[str]]:
+    """Other files that ``header`` stands on: id -> names of the tensors there."""
+    found: dict[bytes, list[str]] = {}
+    for name, stored in header.tensors.items():
+        if stored.file is not None:
+            found.setdefault(stored.file, []).append(name)
+    return found
+
+
+def _check_files(header: Header) -> None:
+    found = files(header)
+    if found and "files" not in header.needs:
+        raise HeaderError("tensors of other files, but needs does not list 'files'", rule="H11")
+    if len(found) > MAX_FILES:
+        raise HeaderError(f"stands on {len(found)} files, the limit is {MAX_FILES}", rule="H11")
+    if header.tokens is not None:
+        stored = header.tensors.get(header.tokens.tensor)
+        if stored is not None and stored.file is not None:
+            raise HeaderError("the token ids stand in another file", rule="H11", at="tokens")
 
 
 def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vkv.account import Accounting, account
 from vkv.document import Document, open_document
-from vkv.header import Header, Layer, Segment, Tensor, segments
+from vkv.header import Header, Layer, Segment, Tensor, files, segments
 
 #: Version of the JSON that ``Info.to_dict`` gives.
 SCHEMA_VERSION = 1
@@ -64,6 +64,11 @@ class Info:
         }
 
     @property
+    def files(self) -> dict[str, int]:
+        """Other files that this one stands on: id -> tensors used of it."""
+        return {key.hex(): len(names) for key, names in files(self.header).items()}
+
+    @property
     def notes(self) -> list[str]:
         """What was asked for and not done, one line per group of layers."""
         return [
@@ -89,6 +94,7 @@ class Info:
             "tokens": self.tokens,
             "tokens_digest": head.tokens.digest.hex() if head.tokens else None,
             "metadata": head.metadata,
+            "files": self.files,
             "layers": [row.to_dict() for row in rows(head.layers)],
             "accounting": {
                 "roles": total.roles,
@@ -103,6 +109,7 @@ class Info:
                 },
                 "shared": total.shared,
                 "elements": total.elements,
+                "elsewhere": total.elsewhere,
                 "bits": total.bits,
                 "ratio_to_fp16": total.ratio,
                 "adds_up": total.adds_up,

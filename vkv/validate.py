@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vkv import codecs
+from vkv import codecs, header
 from vkv.codecs.base import check_dtype, check_forms
 from vkv.document import Document, open_document
+from vkv.elsewhere import Files, Other, Place, beside
 from vkv.errors import VkvError
 from vkv.header import Tensor, segment_shape, segments, walk
 from vkv.live.form import check_heads, check_layer, check_layers
@@ -62,7 +63,12 @@ class Report:
 
 
 def validate(
-    path: str | os.PathLike[str], *, deep: bool = False, model: Any = None, tokenizer: Any = None
+    path: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    model: Any = None,
+    tokenizer: Any = None,
+    files: Iterable[Place] | None = None,
 ) -> Report:
     """Check a file: framing, header, layers, codecs, and the digest of every tensor.
 
@@ -71,6 +77,8 @@ def validate(
         deep: Also decode every tensor and look for values that are not finite.
         model: Compare the file with this model.
         tokenizer: ... and with this tokenizer.
+        files: Where the files are found that this one stands on, as in ``vkv.load``.
+            What is used of them is checked too.
 
     Returns:
         Every finding. Damage to framing or header hides what lies behind it.
@@ -85,7 +93,8 @@ def validate(
         report.findings.append(_finding(exc))
         return report
     with document:
-        found = _errors(document, deep, model, tokenizer)
+        places = beside(document) if files is None else Files(files)
+        found = _errors(document, places, deep, model, tokenizer)
         report.findings += [_finding(error) for error in found]
         report.findings += _warnings(document)
     return report
@@ -95,11 +104,14 @@ def _finding(exc: VkvError, severity: str = "error") -> Finding:
     return Finding(severity, exc.rule, exc.at, exc.message)
 
 
-def _errors(document: Document, deep: bool, model: Any, tokenizer: Any) -> Iterator[VkvError]:
-    found = [*_layer_errors(document), *_codec_errors(document), *_digest_errors(document)]
+def _errors(
+    document: Document, places: Files, deep: bool, model: Any, tokenizer: Any
+) -> Iterator[VkvError]:
+    found = [*_layer_errors(document), *_codec_errors(document)]
+    found += [*_digest_errors(document), *_other_errors(document, places)]
     yield from found
     if deep and not found:  # values mean something only where all else is right
-        yield from _value_errors(document)
+        yield from _value_errors(document, places)
     if model is not None or tokenizer is not None:
         yield from _owner_errors(document, model, tokenizer)
 
@@ -132,14 +144,27 @@ def _codec_errors(document: Document) -> Iterator[VkvError]:
 
 
 def _digest_errors(document: Document) -> Iterator[VkvError]:
-    for name in document.header.tensors:
+    for name, stored in document.header.tensors.items():
         try:
-            document.check(name)
+            if stored.file is None:
+                document.check(name)
         except VkvError as exc:
             yield exc
 
 
-def _value_errors(document: Document) -> Iterator[VkvError]:
+def _other_errors(document: Document, places: Files) -> Iterator[VkvError]:
+    """What is used of each file that this one stands on is there and undamaged."""
+    for key, names in header.files(document.header).items():
+        try:
+            with places.open(key) as found:
+                other = Other(found)
+                for name in names:
+                    found.check(other.name(document.header.tensors[name], name))
+        except VkvError as exc:
+            yield exc
+
+
+def _value_errors(document: Document, places: Files) -> Iterator[VkvError]:
     """Decode each tensor once; values must be finite, as no model makes others."""
     import mlx.core as mx
 
@@ -149,7 +174,7 @@ def _value_errors(document: Document) -> Iterator[VkvError]:
     tensors = [
         (at, x, name) for at, x in walk(document.header.layers) for name in sorted(x.tensors)
     ]
-    with CacheFile(document) as file:
+    with CacheFile(document, files=places) as file:
         for at, layer, name in tensors:
             try:
                 x = decode(file, layer, name, at)

@@ -61,6 +61,10 @@ class CodecChoice:
     keys: str | None
     values: str | None
 
+    @property
+    def given(self) -> bool:
+        return any((self.codec, self.keys, self.values))
+
     def spec(self, default: str | dict[str, str] = "raw") -> str | dict[str, str]:
         """What ``vkv.save`` takes as ``codec``; refused before any work is done.
 
@@ -158,6 +162,14 @@ def _pairs(_: click.Context, param: click.Parameter, values: tuple[str, ...]) ->
 meta_option = click.option(
     "--meta", multiple=True, metavar="KEY=VALUE", callback=_pairs, help="Metadata; repeatable."
 )
+
+
+files_option = click.option(
+    "--files", "places", multiple=True, metavar="PATH", type=click.Path(exists=True),
+    callback=lambda _, __, value: list(value) or None,
+    help="A file, or folder, where files are found that this one stands on; repeatable.  "
+    "[default: its own folder]",
+)  # fmt: skip
 
 
 def writable(_: click.Context, param: click.Parameter, value: Path | None) -> Path | None:

@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 import mlx.core as mx
+from msgspec import structs
 
 from vkv.codecs.base import NAMES, Codec
 from vkv.codecs.raw import Raw
@@ -19,6 +20,7 @@ from vkv.live.decode import positions
 from vkv.live.kept import Kept, encode, follows, joined
 from vkv.live.kinds import Snapshot, Value
 from vkv.live.origin import Origin
+from vkv.live.parent import Held
 from vkv.live.plan import Plan
 from vkv.live.rope import rotate, usable
 
@@ -73,6 +75,7 @@ class TensorDraft:
 
     Attributes:
         value: The whole tensor.
+        held: Segments that stand in another file, in front of all else.
         kept: Codes that are stored as they are.
         x: Rows behind them, ``(B, H, T, D)``; ``None`` for none.
         start: Index of the first of these rows.
@@ -95,11 +98,15 @@ class TensorDraft:
         self.segments: list[Segment] = []
         self.note: str | None = None
         self.choice = plan.wish.of(name)
+        self.held, self.before = self._held()
         self.kept, self.x = self._split(origin)
-        self.start = sum(k.tokens for k in self.kept)
+        self.before = self.kept[-1] if self.kept else self.before
+        self.start += sum(k.tokens for k in self.kept)
         self.codec: Codec = self._raw() if self.x is None else self._chosen(self.x)
 
     def build(self) -> Tensor:
+        for held in self.held:
+            self._refer(held)
         for piece in joined(self.kept) if len(self.kept) > self.plan.most_segments else self.kept:
             self._keep(piece)
         if self.x is not None and self.value.tokens:
@@ -113,10 +120,26 @@ class TensorDraft:
             note=self.note,
         )
 
+    def _held(self) -> tuple[list[Held], Kept | None]:
+        """Segments of the parent, and the last of them as codes; ``start`` is behind them."""
+        self.start = 0
+        parent, x = self.plan.parent, self.value.x
+        if parent is None or x is None or self.value.kept or not self.value.tokens:
+            return [], None
+        at = self.path.removesuffix(f".{self.name}")
+        held = parent.held(at, self.layer.kind, self.name, x, self._chosen(x))
+        if not held or len(held) > self.plan.most_segments:
+            return [], None
+        self.start = sum(h.segment.tokens or self.value.shape[-2] for h in held)
+        goes_on = hasattr(self.choice.codec, "encode_with") and self.start < x.shape[-2]
+        return held, parent.kept(held[-1], x.shape) if goes_on else None
+
     def _split(self, origin: Origin | None) -> tuple[list[Kept], mx.array | None]:
         """Codes that are kept, and the rows behind them."""
         kept, x = list(self.value.kept), self.value.x
-        if x is not None and origin is not None and not kept and self.value.tokens:
+        if self.held and x is not None:
+            x = x[..., self.start :, :]
+        elif x is not None and origin is not None and not kept and self.value.tokens:
             kept = origin.kept(self.name, x)
             x = x[..., sum(k.tokens for k in kept) :, :]
         elif kept and self.choice.codec not in (Raw, type(kept[-1].codec)):
@@ -139,6 +162,15 @@ class TensorDraft:
     def _raw(self) -> Raw:
         return Raw(dtype=NAMES[self.value.dtype])
 
+    def _refer(self, held: Held) -> None:
+        parts = {
+            part: self.plan.refer(f"{self.path}.{len(self.segments)}.{part}", stored)
+            for part, stored in held.stored.items()
+        }
+        rope = None if held.rope is None else self.plan.rope(held.rope)
+        tokens = held.segment.tokens or self.value.shape[-2]
+        self.segments.append(structs.replace(held.segment, parts=parts, rope=rope, tokens=tokens))
+
     def _keep(self, kept: Kept) -> None:
         names = {p: self._store(p, kept.roles[p], x) for p, x in kept.parts.items()}
         rope = None if kept.rope is None else self.plan.rope(kept.rope)
@@ -148,7 +180,7 @@ class TensorDraft:
         """Segments for the rows behind the codes: sinks, codes, residual."""
         rest, start = x.shape[-2], self.start
         lead, body = codec.span(rest, start)
-        if follows(codec, self.kept[-1] if self.kept else None):
+        if follows(codec, self.before):
             lead, body = 0, rest
         if body == 0 and start == 0 and rest:
             self.note = f"asked for {self.choice.text}, stored raw: only {rest} tokens"
@@ -161,7 +193,9 @@ class TensorDraft:
     def _refused(self, codec: Codec, x: mx.array) -> str | None:
         if self.latent:
             return "MLA latents: an error in one reaches every head"
-        return codec.refuses(x.shape, x.dtype) if x.size else "no elements"
+        if not x.size:
+            return None if self.start else "no elements"
+        return codec.refuses(x.shape, x.dtype)
 
     def _body(self, codec: Codec, x: mx.array, start: int) -> None:
         rope = None
@@ -187,7 +221,7 @@ class TensorDraft:
         if self.value.tokens and x.shape[-2] == 0:
             return
         try:
-            parts = encode(codec, x, self.kept[-1] if self.kept else None)
+            parts = encode(codec, x, self.before)
         except VkvError as exc:
             raise exc.within(self.path) from None
         names = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import mlx.core as mx
 
 from vkv import identity
+from vkv.elsewhere import Place
 from vkv.errors import CacheError, MismatchError
 from vkv.file import CacheFile, open_file
 from vkv.header import Header, Layer
@@ -30,6 +32,7 @@ def load(
     model: Any = None,
     tokenizer: Any = None,
     live: str = "dense",
+    files: Iterable[Place] | None = None,
     force: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
@@ -43,6 +46,8 @@ def load(
         tokenizer: Its tokenizer, compared likewise. Another chat template only warns.
         live: ``"dense"`` for mlx-lm's own cache classes; ``"packed"`` for caches that
             hold the codes of the file and decode on fetch, where a layer has codes.
+        files: Files, and folders of files, where those are found that this one
+            stands on; its own folder if not given.
         force: Load in spite of differences, with a warning.
         verify: Check the digest of every tensor that is read.
         progress: Called with (bytes done, bytes in all).
@@ -52,12 +57,13 @@ def load(
 
     Raises:
         MismatchError: The file belongs to another model or tokenizer (I1).
+        MissingFileError: It stands on a file that was not found (H12).
         VkvError: The file is damaged, or needs what this build lacks.
         OSError: It cannot be opened.
     """
     if live not in LIVE:
         raise CacheError(f"live={live!r} is not one of {LIVE}")
-    file = open_file(path, verify=verify)
+    file = open_file(path, verify=verify, files=files)
     try:
         check_layers(file.header)
         check_heads(file.header)

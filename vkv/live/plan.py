@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from vkv import container
 from vkv.codecs import Choice
 from vkv.codecs.base import NAMES, memory
-from vkv.header import ITEMSIZE, Layer, Rope
+from vkv.header import ITEMSIZE, Layer, Rope, Stored
+
+if TYPE_CHECKING:
+    from vkv.live.parent import Parent
 
 #: A tensor of more carried-over segments is joined where its codec can: each costs
 #: header bytes, and a long conversation is saved many times.
@@ -55,6 +59,8 @@ class Plan:
         layer_ropes: For each layer, an index into ``ropes``, or ``None``.
         reencode: Keep no codes of the files that the caches came from.
         most_segments: Carried-over segments a tensor may have before they are joined.
+        parent: The file whose segments are referred to where they can be.
+        known: Tables that other files hold, by dtype, shape and digest.
     """
 
     wish: Wish
@@ -62,8 +68,11 @@ class Plan:
     layer_ropes: tuple[int | None, ...] = ()
     reencode: bool = False
     most_segments: int = MAX_SEGMENTS
+    parent: Parent | None = None
+    known: dict[tuple[object, ...], Stored] = field(default_factory=dict)
     layers: list[Layer] = field(default_factory=list)
     tensors: dict[str, Pending] = field(default_factory=dict)
+    elsewhere: dict[str, Stored] = field(default_factory=dict)
     _shared: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def rope(self, rope: Rope) -> int:
@@ -81,8 +90,30 @@ class Plan:
             return name
         data = _bytes(x)
         key = (*form, container.digest(data))
+        if key in self.known:
+            return self.refer(name, self.known[key])
         if key not in self._shared:
             self.tensors[name] = Pending(role, *form, lambda: data)
+            self._shared[key] = name
+        return self._shared[key]
+
+    def descend(self, parent: Parent) -> None:
+        """Refer to what ``parent`` holds."""
+        self.parent = parent
+        self.know(parent.tables())
+
+    def know(self, tables: Iterable[Stored]) -> None:
+        """Refer to these tables of other files where the same ones are wanted."""
+        self.known |= {(t.dtype, t.shape, t.digest): t for t in tables}
+
+    def refer(self, name: str, stored: Stored) -> str:
+        """Name under which ``stored``, a tensor of another file, is known in this one."""
+        key = (stored.dtype, stored.shape, stored.digest)
+        if stored.role != "table":
+            self.elsewhere[name] = stored
+            return name
+        if key not in self._shared:
+            self.elsewhere[name] = stored
             self._shared[key] = name
         return self._shared[key]
 

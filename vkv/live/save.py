@@ -11,13 +11,16 @@ from vkv import codecs, container, header, identity
 from vkv.atomic import replacing
 from vkv.container import FileSource
 from vkv.document import Document
+from vkv.elsewhere import Place
 from vkv.errors import CacheError, VkvError
+from vkv.file import open_file
 from vkv.header import Header, Stored
 from vkv.info import Info, of_document
 from vkv.live import kinds
 from vkv.live.allocate import add_layers
 from vkv.live.form import check_heads, check_layers
 from vkv.live.kinds import Snapshot
+from vkv.live.parent import Parent
 from vkv.live.plan import ALL_SEGMENTS, MAX_SEGMENTS, Pending, Plan, Wish
 
 #: A codec string, or one for keys and one for values.
@@ -39,6 +42,8 @@ def save(
     metadata: Mapping[str, str] | None = None,
     created: str | None = None,
     reencode: bool = False,
+    parent: str | os.PathLike[str] | None = None,
+    files: Iterable[Place] | None = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> Info:
@@ -61,6 +66,12 @@ def save(
         created: A time stamp of the caller's; none by default, so that equal
             caches give equal bytes.
         reencode: Encode every token anew, also those that came from a lossy file.
+        parent: A file that this cache grew from. What it holds of the leading tokens
+            both share is referred to by its id, not written again: the new file
+            cannot be read without it. Codes of ``codec`` are taken as they are there,
+            raw rows where they are equal bit for bit.
+        files: Where the files are found that ``parent`` stands on itself; its own
+            folder if not given.
         durable: Flush to the disk before returning.
         progress: Called with (bytes done, bytes in all).
 
@@ -68,6 +79,7 @@ def save(
         What was written, as ``vkv.inspect`` tells it.
 
     Raises:
+        MismatchError: ``parent`` belongs to another model (I1).
         CacheError: A cache is of an unknown class (L1), holds what no file can
             (L2), or holds another number of tokens than given (L6); or there are
             more or fewer than the model takes (L7).
@@ -90,7 +102,11 @@ def save(
         tensors={},
         metadata=header.metadata(metadata),
     )
-    return write(path, head, plan, snapshots, tokens, durable=durable, progress=progress)
+    if parent is None:
+        return write(path, head, plan, snapshots, tokens, durable=durable, progress=progress)
+    with open_file(parent, files=files) as file:
+        plan.descend(Parent(file, head, tokens))
+        return write(path, head, plan, snapshots, tokens, durable=durable, progress=progress)
 
 
 def wish(codec: CodecSpec) -> Wish:
@@ -167,7 +183,7 @@ def _needs(plan: Plan) -> tuple[str, ...]:
         for tensor in layer.tensors.values()
         for segment in tensor.segments
     )
-    return ("rope",) if rotated else ()
+    return (*(["files"] if plan.elsewhere else []), *(["rope"] if rotated else []))
 
 
 def _stored(head: Header, plan: Plan, digests: list[bytes]) -> Header:
@@ -175,7 +191,7 @@ def _stored(head: Header, plan: Plan, digests: list[bytes]) -> Header:
         name: Stored(role=p.role, dtype=p.dtype, shape=p.shape, digest=digest)
         for (name, p), digest in zip(plan.tensors.items(), digests, strict=True)
     }
-    return header.replace(head, tensors=tensors)
+    return header.replace(head, tensors=tensors | plan.elsewhere)
 
 
 def _counted(

@@ -12,6 +12,7 @@ from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import (
     CodecChoice,
     codec_options,
+    files_option,
     meta_option,
     model_options,
     word_options,
@@ -27,6 +28,12 @@ from vkv_cli.written import show_written
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("output", metavar="OUT", type=click.Path(path_type=Path), callback=writable)
 @codec_options()
+@click.option(
+    "--inline",
+    is_flag=True,
+    help="Encode nothing: copy IN and what it refers to in other files into OUT.",
+)
+@files_option
 @meta_option
 @model_options(note="Recorded in the file, so that loading can check it.")
 @word_options()
@@ -35,6 +42,8 @@ def convert(
     source: Path,
     output: Path,
     codecs: CodecChoice,
+    inline: bool,
+    places: list[str] | None,
     meta: dict[str, str],
     choice: ModelChoice,
     words: Words,
@@ -48,6 +57,11 @@ def convert(
 
     OUT appears whole or not at all; an existing file is replaced in one step.
     """
+    if inline:
+        if codecs.given or meta or words.given or choice.model is not None:
+            raise click.UsageError("--inline copies IN as it is; it takes --files alone.")
+        show_written(vkv.convert(source, output, inline=True, files=places), as_json)
+        return
     spec = codecs.spec()
     owner: dict[str, Any] = {}
     if words.given:
@@ -61,6 +75,12 @@ def convert(
         owner["tokens"] = words.tokens(messages, owner["tokenizer"])
     with progress(f"writing {output.name}", unit="bytes") as step:
         info = vkv.convert(
-            source, output, codec=spec, metadata=meta or None, progress=step, **owner
+            source,
+            output,
+            codec=spec,
+            metadata=meta or None,
+            files=places,
+            progress=step,
+            **owner,
         )
     show_written(info, as_json)

@@ -19,6 +19,7 @@ from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import (
     CodecChoice,
     codec_options,
+    files_option,
     meta_option,
     model_options,
     output_option,
@@ -46,6 +47,12 @@ from vkv_cli.written import show_written
 )
 @click.option("--force", is_flag=True, help="Go on in spite of another model or tokenizer.")
 @output_option("--save", required=False, what="Save the grown cache to this file")
+@click.option(
+    "--incremental",
+    is_flag=True,
+    help="--save only what FILE does not hold; the new file cannot be read without it.",
+)
+@files_option
 @codec_options(default="the file's own", note="For --save.")
 @meta_option
 @click.option(
@@ -61,6 +68,8 @@ def generate(
     live: str,
     force: bool,
     save: Path | None,
+    incremental: bool,
+    places: list[str] | None,
     codecs: CodecChoice,
     meta: dict[str, str],
     verbose: bool,
@@ -75,13 +84,15 @@ def generate(
     With --save the file, the prompt and the answer are saved together: what came
     from FILE keeps its bytes, --codec is for what is new.
     """
+    if incremental and (save is None or (save.exists() and save.samefile(file))):
+        raise click.UsageError("--incremental needs --save to another file.")
     info = vkv.inspect(file)
     spec = codecs.spec(info.codecs)
     choice = choice.completed(info.metadata)
     words = sys.stdin.read() if prompt == "-" else prompt
     model, tokenizer = load_model(choice)
     owner = {"model": model, "tokenizer": tokenizer}
-    loaded, reading = _read(file, **owner, live=live, force=force)
+    loaded, reading = _read(file, **owner, live=live, force=force, files=places)
     plain = ignore_chat_template or info.metadata.get(PLAIN) == "true"
     rest = chat.resume(loaded, tokenizer, words, plain=plain)
     held = loaded.tokens or []
@@ -89,7 +100,16 @@ def generate(
     saved = None
     if save is not None:
         tokens, metadata = held + rest + found.tokens, info.metadata | choice.metadata() | meta
-        saved = vkv.save(save, loaded.cache, tokens=tokens, codec=spec, metadata=metadata, **owner)
+        saved = vkv.save(
+            save,
+            loaded.cache,
+            tokens=tokens,
+            codec=spec,
+            metadata=metadata,
+            parent=file if incremental else None,
+            files=places,
+            **owner,
+        )
     if as_json:
         extra = {"seconds_to_read": reading, "saved": saved and saved.to_dict()}
         text.echo_json(found.to_dict() | extra)

@@ -65,6 +65,8 @@ def _identity(info: Info) -> Iterator[tuple[str, str]]:
         yield "created", printable(head.created)
     if head.needs:
         yield "needs", printable(", ".join(head.needs))
+    for key, tensors in info.files.items():
+        yield "stands on", f"{key}, {tensors} tensors of it"
     yield "model", _model(info)
     yield "tokenizer", _tokenizer(info)
     if head.tokens:
@@ -125,6 +127,8 @@ def _account(account: Accounting) -> Iterator[str]:
     yield from text.table(table, right=range(1, len(table[0])))
     if account.shared:
         yield f'{account.shared:,} bytes are shared between tensors and count under "all" alone'
+    if account.elsewhere:
+        yield f"{account.elsewhere:,} bytes stand in other files and are not counted here"
     if account.adds_up:
         yield f"the parts add up to the size of the file, to the byte: {account.size:,}"
     else:

@@ -10,15 +10,22 @@ import vkv
 from vkv_cli import text
 from vkv_cli.files import each_file, files_argument
 from vkv_cli.models import ModelChoice, load_model
-from vkv_cli.options import model_options
+from vkv_cli.options import files_option, model_options
 
 
 @click.command()
 @files_argument
 @click.option("--deep", is_flag=True, help="Also decode every tensor and look at its values.")
+@files_option
 @model_options(note="Given, the files are compared with it.")
 @text.json_option
-def validate(files: tuple[str, ...], deep: bool, choice: ModelChoice, as_json: bool) -> int:
+def validate(
+    files: tuple[str, ...],
+    deep: bool,
+    places: list[str] | None,
+    choice: ModelChoice,
+    as_json: bool,
+) -> int:
     """Check files: framing, header, layers, codecs, and the digest of every tensor.
 
     Prints every finding, one a line. Exit status 1 if one of them is an error;
@@ -29,7 +36,7 @@ def validate(files: tuple[str, ...], deep: bool, choice: ModelChoice, as_json: b
         owner["model"], owner["tokenizer"] = load_model(choice)
 
     def look(path: str) -> bool:
-        report = vkv.validate(path, deep=deep, **owner)
+        report = vkv.validate(path, deep=deep, files=places, **owner)
         if as_json:
             text.echo_json(report.to_dict())
             return report.ok
