@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Self
 
 import mlx.core as mx
@@ -32,6 +33,7 @@ class CacheFile:
         self._files = files or beside(document)
         self._reader = reader(document, verify=verify)
         self._others: dict[bytes, tuple[Other, Reader]] = {}
+        self._settled = True
 
     @property
     def header(self) -> header.Header:
@@ -42,8 +44,27 @@ class CacheFile:
         for where, own in self._located(names):
             where.start(own)
 
-    def array(self, name: str) -> mx.array:
+    @contextlib.contextmanager
+    def unsettled(self) -> Iterator[None]:
+        """Within, raw tensors come before their digests are compared; at its end all are.
+
+        Reading then runs beside hashing. What is decoded from codes is verified first.
+
+        Raises:
+            DigestError: At the end: bytes changed (D1).
+        """
+        self._settled = False
+        try:
+            yield
+        finally:
+            self._settled = True
+        for where in (self._reader, *(r for _, r in self._others.values())):
+            where.settle()
+
+    def array(self, name: str, *, wait: bool = True) -> mx.array:
         """One stored tensor as an array of its dtype and shape.
+
+        Without ``wait`` and within ``unsettled`` its digest may be compared later.
 
         Raises:
             DigestError: The bytes changed (D1).
@@ -51,7 +72,7 @@ class CacheFile:
             MissingFileError: It stands in a file that was not found (H12).
         """
         ((where, (own,)),) = self._located([name])
-        return where.get(own)
+        return where.get(own, wait=wait or self._settled)
 
     def others(self) -> list[Other]:
         """The files that this one stands on, opened.
@@ -93,7 +114,8 @@ class CacheFile:
         forms = {p: (stored[n].dtype, stored[n].shape) for p, n in segment.parts.items()}
         check_forms(codec.layout(shape), forms)
         self.prefetch(segment.parts.values())
-        parts = {part: self.array(name) for part, name in segment.parts.items()}
+        wait = codec.id != "raw"  # what checks and decodes codes must be able to trust them
+        parts = {part: self.array(name, wait=wait) for part, name in segment.parts.items()}
         if 0 not in shape:
             codec.validate(parts, shape)
         return codec, parts

@@ -11,7 +11,8 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from functools import cache
 from typing import Protocol
 
@@ -33,8 +34,14 @@ class Reader(Protocol):
     def start(self, names: Iterable[str]) -> None:
         """Begin to read; ``get`` waits."""
 
-    def get(self, name: str) -> mx.array:
-        """One stored tensor, evaluated and, if asked for, verified (D1)."""
+    def get(self, name: str, *, wait: bool = True) -> mx.array:
+        """One stored tensor, evaluated and, if asked for, verified (D1).
+
+        Without ``wait`` its digest may be compared later, by ``settle`` at last.
+        """
+
+    def settle(self) -> None:
+        """Wait for every digest; raise what the first wrong one raised (D1)."""
 
     def close(self) -> None:
         """Let go of what was started."""
@@ -70,6 +77,7 @@ class LazyReader:
         self._started: dict[str, mx.array] = {}
         #: Tables may be read for many segments; anything else is read once.
         self._held: dict[str, mx.array] = {}
+        self._checks: list[Future[None]] = []
         self._turn = 0
 
     def start(self, names: Iterable[str]) -> None:
@@ -96,7 +104,7 @@ class LazyReader:
         assert isinstance(found, dict)
         return found
 
-    def get(self, name: str) -> mx.array:
+    def get(self, name: str, *, wait: bool = True) -> mx.array:
         if name in self._held:
             return self._held[name]
         self.start([name])
@@ -106,10 +114,17 @@ class LazyReader:
         with _readable(name):
             mx.eval(out)
         if self._verify:
-            self._document.verify(name, memory(out) if out.nbytes else b"")
+            self._checks.append(_threads().submit(self._document.verify, name, memory(out)))
+            if wait:
+                self._checks.pop().result()
         if self._document.header.tensors[name].role == "table":
             self._held[name] = out
         return out
+
+    def settle(self) -> None:
+        checks, self._checks = self._checks, []
+        for check in checks:
+            check.result()
 
     def close(self) -> None:
         for out in self._started.values():
@@ -118,6 +133,8 @@ class LazyReader:
                 mx.eval(out)
         self._started.clear()
         self._tables.clear()
+        wait_for(self._checks)
+        self._checks.clear()
 
 
 @contextlib.contextmanager
@@ -173,10 +190,13 @@ class ThreadReader:
             self._document.verify(name, view)
         return out
 
-    def get(self, name: str) -> mx.array:
+    def get(self, name: str, *, wait: bool = True) -> mx.array:
         self.start([name])
         return self._started.pop(name).result()
 
+    def settle(self) -> None:
+        """Nothing waits: the threads that read compare digests too."""
+
     def close(self) -> None:
-        wait(self._started.values())
+        wait_for(self._started.values())
         self._started.clear()

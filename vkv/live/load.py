@@ -24,6 +24,8 @@ from vkv.live.prompt import Prompt
 from vkv.live.save import Progress
 
 LIVE = ("dense", "packed")
+#: Bytes read ahead of the layer that is decoded: enough to keep two streams of reads busy.
+AHEAD = 1 << 27
 
 
 def load(
@@ -68,18 +70,47 @@ def load(
         check_layers(file.header)
         check_heads(file.header)
         check_owner(file.header, model, tokenizer, force=force)
-        count = _Progress(file, progress)
-        layers = file.header.layers
-        cache = []
-        for i, layer in enumerate(layers):
-            file.prefetch(n for ahead in layers[i : i + 2] for n in _stored(ahead))
-            packed = packed_layer(file, layer, f"layers[{i}]") if live == "packed" else None
-            cache.append(packed or _layer(file, layer, f"layers[{i}]", count))
+        with file.unsettled():
+            cache = _caches(file, _Progress(file, progress), live == "packed")
         prompt = Prompt(cache, file.document.tokens(), of_document(file.document))
     except BaseException:
         file.close()
         raise
     return prompt
+
+
+def _caches(file: CacheFile, count: _Progress, packed: bool) -> list[Any]:
+    """Layer by layer, while the next ones are read."""
+    cache: list[Any] = []
+    ahead = _Ahead(file)
+    for i, layer in enumerate(file.header.layers):
+        ahead.read(i)
+        codes = packed_layer(file, layer, f"layers[{i}]") if packed else None
+        cache.append(codes or _layer(file, layer, f"layers[{i}]", count))
+    return cache
+
+
+class _Ahead:
+    """Starts reading layers before they are asked for, so many bytes ahead."""
+
+    def __init__(self, file: CacheFile):
+        self._file, self._layers = file, file.header.layers
+        self._started = self._bytes = 0
+
+    def read(self, index: int) -> None:
+        """``index`` is asked for; the one behind it is read whatever its size."""
+        if index:
+            self._bytes -= self._size(index - 1)
+        while self._started < len(self._layers) and (
+            self._started < index + 2 or self._bytes < AHEAD
+        ):
+            self._file.prefetch(_stored(self._layers[self._started]))
+            self._bytes += self._size(self._started)
+            self._started += 1
+
+    def _size(self, index: int) -> int:
+        stored = self._file.header.tensors
+        return sum(stored[name].nbytes for name in _stored(self._layers[index]))
 
 
 def check_owner(head: Header, model: Any, tokenizer: Any, *, force: bool = False) -> None:
