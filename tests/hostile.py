@@ -12,6 +12,7 @@ import copy
 import json
 import random
 import resource
+import shutil
 import sys
 import time
 import traceback
@@ -240,6 +241,8 @@ def main(seed: int, count: int, folder: Path) -> None:
     """Run the cases and print what came out, as JSON."""
     files = [p.read_bytes() for p in sorted((ROOT / "fixtures/v1/good").glob("*.vkv"))]
     path, outcomes = folder / f"case-{seed}.vkv", Counter[str]()
+    for other in (ROOT / "fixtures/v1/good").glob("*-parent.vkv"):
+        shutil.copy(other, folder)  # one of the others stands on it
     for data in files:  # buffers and modules that any use brings in
         path.write_bytes(data)
         examine(path, outcomes)

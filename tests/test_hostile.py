@@ -252,7 +252,7 @@ def test_one_damaged_layer_fails_the_load_and_touches_nothing_else(tmp_path):
     with pytest.raises(VkvError) as caught:
         vkv.load(tmp_path / "a.vkv")
     assert caught.value.rule == "D1"
-    assert str(caught.value.at).startswith("layers[1].values")
+    assert str(caught.value.at).startswith("layers.1.values")
     for cache, keys in zip(before.cache, kept, strict=True):
         assert mx.array_equal(cache.keys, keys)
 
