@@ -16,7 +16,7 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
@@ -38,6 +38,14 @@ FIRST_READ = 1 << 16
 CHUNK = 1 << 24
 
 Buffer = bytes | bytearray | memoryview
+
+
+class Pieces(Protocol):
+    """Bytes that come piece by piece, in whichever thread goes through them."""
+
+    nbytes: int
+
+    def __iter__(self) -> Iterator[memoryview]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +299,7 @@ IN_FLIGHT = max(4, min(16, os.cpu_count() or 1))
 
 def write(
     fd: int,
-    tensors: list[tuple[Form, Callable[[], Buffer]]],
+    tensors: list[tuple[Form, Callable[[], Buffer | Pieces]]],
     header: Callable[[list[bytes]], bytes],
 ) -> None:
     """Write a whole container to an empty file.
@@ -319,12 +327,14 @@ def write(
         for i, ((name, dtype, shape), load) in enumerate(tensors):
             if i >= IN_FLIGHT:
                 digests[i - IN_FLIGHT].result()
-            data = memoryview(load()).cast("B")
+            data = pieces(load())
             expected = prod(shape) * ITEMSIZE[dtype]
-            if len(data) != expected:
-                raise ContainerError(f"{len(data)} bytes, expected {expected}", rule="C5", at=name)
+            if data.nbytes != expected:
+                raise ContainerError(
+                    f"{data.nbytes} bytes, expected {expected}", rule="C5", at=name
+                )
             digests.append(pool.submit(_put, fd, data, at))
-            at += len(data)
+            at += data.nbytes
             del data
     full = header([future.result() for future in digests])
     if len(full) != len(blank):
@@ -332,6 +342,26 @@ def write(
     write_all(fd, head + full, 0)
 
 
-def _put(fd: int, data: Buffer, offset: int) -> bytes:
-    write_all(fd, data, offset)
-    return digest(data)
+def pieces(data: Buffer | Pieces) -> Pieces:
+    """``data``, if it comes in pieces, or a buffer as its only one."""
+    return _Whole(data) if isinstance(data, Buffer) else data
+
+
+class _Whole:
+    """A buffer as its only piece."""
+
+    def __init__(self, data: Buffer):
+        self._data = memoryview(data).cast("B")
+        self.nbytes = len(self._data)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield self._data
+
+
+def _put(fd: int, data: Pieces, offset: int) -> bytes:
+    state = blake3()
+    for piece in data:
+        write_all(fd, piece, offset)
+        state.update(piece)
+        offset += len(piece)
+    return state.digest()

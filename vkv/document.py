@@ -74,9 +74,10 @@ class Document:
 
     def verify(self, name: str, data: container.Buffer) -> None:
         """Compare ``data`` with the digest of stored tensor ``name`` (D1)."""
-        self._compare(name, container.digest(data))
+        self.compare(name, container.digest(data))
 
-    def _compare(self, name: str, found: bytes) -> None:
+    def compare(self, name: str, found: bytes) -> None:
+        """Compare a digest with that of stored tensor ``name`` (D1)."""
         expected = self.header.tensors[name].digest
         if found != expected:
             raise DigestError(
@@ -91,7 +92,7 @@ class Document:
         state = blake3()
         for at in range(entry.start, entry.stop, container.CHUNK):
             state.update(self.source.read(at, min(container.CHUNK, entry.stop - at)))
-        self._compare(name, state.digest())
+        self.compare(name, state.digest())
 
     def tokens(self) -> list[int] | None:
         """The token ids, or ``None`` if the file has none."""

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from vkv import container, header
 from vkv.atomic import replacing
-from vkv.container import Buffer, FileSource, Form
+from vkv.container import Buffer, FileSource, Form, Pieces
 from vkv.document import Document
 from vkv.elsewhere import Files, Other
 from vkv.header import Header
@@ -53,7 +53,7 @@ def _order(head: Header) -> list[str]:
 
 def _load(
     source: Document, others: dict[bytes, Other], name: str
-) -> tuple[Form, Callable[[], Buffer]]:
+) -> tuple[Form, Callable[[], Buffer | Pieces]]:
     stored = source.header.tensors[name]
     form = (name, stored.dtype, stored.shape)
     if stored.file is None:

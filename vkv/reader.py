@@ -2,7 +2,8 @@
 
 Two ways to the same bytes. MLX's own lazy load allocates without clearing and
 faults pages in while it reads: on a CPU the fastest way, two streams more so. On
-a GPU, from memory and over a network, threads read into arrays already there.
+a GPU, from memory and over a network, threads read into arrays already there, on
+an NVIDIA GPU by way of page-locked memory (``vkv.cuda``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from functools import cache
 from typing import Protocol
 
 import mlx.core as mx
+from blake3 import blake3
 
+from vkv import cuda
 from vkv.codecs.base import DTYPES, memory
 from vkv.container import FileSource
 from vkv.document import Document
@@ -164,18 +167,24 @@ def _threads() -> ThreadPoolExecutor:
 
 
 class ThreadReader:
-    """Reads into the memory of arrays that are there already."""
+    """Reads into the memory of arrays that are there already, on an NVIDIA GPU too."""
 
     def __init__(self, document: Document, verify: bool):
         self._document, self._verify = document, verify
+        self._gpu = cuda.device()
         self._started: dict[str, Future[mx.array]] = {}
+        self._held: dict[str, mx.array] = {}
 
     def start(self, names: Iterable[str]) -> None:
-        new = [n for n in dict.fromkeys(names) if n not in self._started]
+        new = [n for n in dict.fromkeys(names) if n not in self._started and n not in self._held]
         arrays = {name: self._allocate(name) for name in new}
         mx.async_eval(list(arrays.values()))  # type: ignore[no-untyped-call]
         for name, out in arrays.items():
-            self._started[name] = _threads().submit(self._fill, name, out)
+            if self._gpu is None or not out.nbytes:
+                self._started[name] = _threads().submit(self._fill, name, out)
+            else:
+                at = self._gpu.address(out)
+                self._started[name] = _threads().submit(self._upload, self._gpu, name, out, at)
 
     def _allocate(self, name: str) -> mx.array:
         check_readable(self._document, name)
@@ -190,9 +199,28 @@ class ThreadReader:
             self._document.verify(name, view)
         return out
 
+    def _upload(self, gpu: cuda.Device, name: str, out: mx.array, address: int) -> mx.array:
+        """As ``_fill``, by way of page-locked memory."""
+        entry, state = self._document.entries[name], blake3()
+        with gpu.stage() as stage:
+            for at in range(0, entry.nbytes, cuda.STAGE):
+                piece = stage.view[: min(cuda.STAGE, entry.nbytes - at)]
+                self._document.source.readinto(entry.start + at, piece)
+                if self._verify:
+                    state.update(piece)
+                gpu.to_device(address + at, stage, len(piece))
+        if self._verify:
+            self._document.compare(name, state.digest())
+        return out
+
     def get(self, name: str, *, wait: bool = True) -> mx.array:
+        if name in self._held:
+            return self._held[name]
         self.start([name])
-        return self._started.pop(name).result()
+        out = self._started.pop(name).result()
+        if self._document.header.tensors[name].role == "table":
+            self._held[name] = out
+        return out
 
     def settle(self) -> None:
         """Nothing waits: the threads that read compare digests too."""

@@ -26,6 +26,8 @@ from vkv.live.save import Progress
 LIVE = ("dense", "packed")
 #: Bytes read ahead of the layer that is decoded: enough to keep two streams of reads busy.
 AHEAD = 1 << 27
+#: ... and tensors: each is read and hashed by one thread.
+TENSORS_AHEAD = 2 * min(16, os.cpu_count() or 1)
 
 
 def load(
@@ -95,22 +97,24 @@ class _Ahead:
 
     def __init__(self, file: CacheFile):
         self._file, self._layers = file, file.header.layers
-        self._started = self._bytes = 0
+        self._started = self._bytes = self._tensors = 0
 
     def read(self, index: int) -> None:
         """``index`` is asked for; the one behind it is read whatever its size."""
         if index:
-            self._bytes -= self._size(index - 1)
-        while self._started < len(self._layers) and (
-            self._started < index + 2 or self._bytes < AHEAD
-        ):
+            self._count(index - 1, -1)
+        while self._started < len(self._layers) and self._wanted(index):
             self._file.prefetch(_stored(self._layers[self._started]))
-            self._bytes += self._size(self._started)
+            self._count(self._started, 1)
             self._started += 1
 
-    def _size(self, index: int) -> int:
-        stored = self._file.header.tensors
-        return sum(stored[name].nbytes for name in _stored(self._layers[index]))
+    def _wanted(self, index: int) -> bool:
+        return self._started < index + 2 or self._bytes < AHEAD or self._tensors < TENSORS_AHEAD
+
+    def _count(self, index: int, sign: int) -> None:
+        names = _stored(self._layers[index])
+        self._tensors += sign * len(names)
+        self._bytes += sign * sum(self._file.header.tensors[name].nbytes for name in names)
 
 
 def check_owner(head: Header, model: Any, tokenizer: Any, *, force: bool = False) -> None:

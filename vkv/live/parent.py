@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import mlx.core as mx
 import msgspec
 
-from vkv import container, identity
-from vkv.codecs.base import NAMES, Codec, Planner, memory
+from vkv import identity
+from vkv.codecs.base import NAMES, Codec, Planner
 from vkv.errors import MismatchError
 from vkv.file import CacheFile
 from vkv.header import Header, Layer, Rope, Segment, Stored, walk
 from vkv.live.kept import Kept
+from vkv.live.plan import digest
 from vkv.live.prompt import common_prefix
 
 #: Kinds whose row ``r`` is token ``r``, whatever came later.
@@ -118,9 +119,7 @@ class Parent:
 
     def _same(self, held: Held, rows: mx.array) -> bool:
         """Whether a raw segment is ``rows``, bit for bit."""
-        rows = mx.contiguous(rows)
-        mx.eval(rows)
-        return container.digest(memory(rows)) == held.stored["data"].digest
+        return digest(rows) == held.stored["data"].digest
 
     def kept(self, held: Held, shape: tuple[int, ...]) -> Kept:
         """The codes themselves, for codecs that go on with their tables."""

@@ -8,8 +8,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+from blake3 import blake3
 
-from vkv import container
+from vkv import container, cuda
 from vkv.codecs import Choice
 from vkv.codecs.base import NAMES, memory
 from vkv.header import ITEMSIZE, Layer, Rope, Stored
@@ -42,7 +43,7 @@ class Pending:
     role: str
     dtype: str
     shape: tuple[int, ...]
-    load: Callable[[], container.Buffer]
+    load: Callable[[], container.Buffer | container.Pieces]
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +89,7 @@ class Plan:
             held = [x]  # let go once it is written
             self.tensors[name] = Pending(role, *form, lambda: _bytes(held.pop()))
             return name
-        data = _bytes(x)
+        data = memory(_ready(x))
         key = (*form, container.digest(data))
         if key in self.known:
             return self.refer(name, self.known[key])
@@ -118,7 +119,21 @@ class Plan:
         return self._shared[key]
 
 
-def _bytes(x: mx.array) -> container.Buffer:
+def digest(x: mx.array) -> bytes:
+    """BLAKE3 of the bytes that ``x`` would be stored as."""
+    state = blake3()
+    for piece in container.pieces(_bytes(x)):
+        state.update(piece)
+    return state.digest()
+
+
+def _ready(x: mx.array) -> mx.array:
     x = mx.contiguous(x)
     mx.eval(x)
-    return memory(x)
+    return x
+
+
+def _bytes(x: mx.array) -> container.Buffer | container.Pieces:
+    """The bytes of ``x``, from where they are."""
+    gpu = cuda.device()
+    return memory(_ready(x)) if gpu is None else cuda.Bytes(gpu, _ready(x))

@@ -196,12 +196,12 @@ def _stored(head: Header, plan: Plan, digests: list[bytes]) -> Header:
 
 def _counted(
     plan: Plan, progress: Progress | None
-) -> list[tuple[container.Form, Callable[[], container.Buffer]]]:
+) -> list[tuple[container.Form, Callable[[], container.Buffer | container.Pieces]]]:
     """The tensors in file order; each load tells ``progress`` how far the file is."""
     total = sum(p.nbytes for p in plan.tensors.values())
     done = 0
 
-    def load(pending: Pending) -> container.Buffer:
+    def load(pending: Pending) -> container.Buffer | container.Pieces:
         nonlocal done
         data = pending.load()
         done += pending.nbytes
