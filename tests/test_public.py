@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 PUBLIC = [
     "Info",
     "Prompt",
+    "PromptStore",
     "Report",
     "VkvError",
     "__version__",

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from vkv.live.make import make_prompt_cache
     from vkv.live.prompt import Prompt
     from vkv.live.save import save
+    from vkv.store import PromptStore
     from vkv.validate import Report, validate
 
 _HOME = {
     "Info": "vkv.info",
     "Prompt": "vkv.live.prompt",
+    "PromptStore": "vkv.store",
     "Report": "vkv.validate",
     "VkvError": "vkv.errors",
     "convert": "vkv.convert",
@@ -49,6 +51,7 @@ _HOME = {
 __all__ = [
     "Info",
     "Prompt",
+    "PromptStore",
     "Report",
     "VkvError",
     "__version__",

@@ -1,0 +1,38 @@
+"""A store, a tiny model, and caches that know which token stands where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import KVCache
+
+import vkv
+from fixtures.models import tiny
+
+
+@pytest.fixture(scope="session")
+def model():
+    return tiny.llama()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return vkv.PromptStore(tmp_path / "store")
+
+
+def cache_of(tokens: Sequence[int], cls: Any = KVCache, **options: Any) -> list[Any]:
+    """Two caches whose key and value of each token is the token's id."""
+    made = [cls(**options) for _ in range(2)]
+    rows = mx.broadcast_to(mx.array(list(tokens), mx.float32)[:, None], (1, 2, len(tokens), 32))
+    for cache in made:
+        cache.update_and_fetch(rows, rows)
+    return made
+
+
+def held(cache: Any) -> list[int]:
+    """The tokens that a cache made by ``cache_of`` holds."""
+    keys = cache.keys[0, 0, : cache.offset, 0]
+    return [int(x) for x in keys.tolist()]

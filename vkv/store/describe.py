@@ -1,0 +1,113 @@
+"""What the index says of a file, taken from its header. Needs neither MLX nor the codecs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from vkv.container import FileSource
+from vkv.document import Document, open_document
+from vkv.errors import CacheError, DigestError
+from vkv.header import Header, Layer, segments
+from vkv.info import of_document
+from vkv.store.tree import WIDTH
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The columns of an entry that follow from its file, and its tokens."""
+
+    key: str
+    size: int
+    model: bytes
+    label: str
+    codec: str
+    codecs: str
+    trims: bool
+    tokens: bytes
+    digest: bytes
+    tokens_at: int
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens) // WIDTH
+
+
+def describe(path: Path) -> Description:
+    """Describe a file.
+
+    Raises:
+        VkvError: It is damaged, newer than this build, or of no use to a store:
+            it names no model or holds no tokens.
+        OSError: It cannot be opened.
+    """
+    with open_document(path) as document:
+        return of(document)
+
+
+def of(document: Document) -> Description:
+    """Describe an open document; raises as ``describe``."""
+    head = document.header
+    if head.model is None or head.tokens is None:
+        lacking = "names no model" if head.model is None else "holds no token ids"
+        raise CacheError(f"the file {lacking}, so no prompt can be matched", at=document.name)
+    info = of_document(document)
+    names = info.codecs
+    same = names["keys"] == names["values"]
+    return Description(
+        key=document.id,
+        size=document.size,
+        model=head.model.id,
+        label=head.metadata.get("model") or head.model.type,
+        codec=names["keys"] if same else f"keys {names['keys']}, values {names['values']}",
+        codecs=codecs_of(head),
+        trims=trims(head.layers),
+        digest=head.tokens.digest,
+        tokens=document.read(head.tokens.tensor),
+        tokens_at=document.entries[head.tokens.tensor].start,
+    )
+
+
+def codecs_of(head: Header) -> str:
+    """``affine@1 raw@1``: every codec that a reader of the file must know."""
+    return " ".join(sorted({f"{s.codec}@{s.version}" for _, _, _, s in segments(head)}))
+
+
+def trims(layers: tuple[Layer, ...]) -> bool:
+    """Whether caches made from ``layers`` can drop their last tokens.
+
+    As mlx-lm's ``is_trimmable``: not recurrent state, nor a ring that has wrapped; nor
+    a chunk whose front has gone, which can go back a little and no further.
+    """
+    return all(_layer_trims(layer) for layer in layers)
+
+
+def _layer_trims(layer: Layer) -> bool:
+    scalars = layer.scalars
+    match layer.kind:
+        case "arrays":
+            return False
+        case "rotating":
+            return scalars["offset"] < scalars["max_size"]
+        case "chunked":
+            return scalars["start"] == 0
+    return trims(layer.children)
+
+
+def read_tokens(path: Path, start: int, count: int, digest: bytes) -> bytes:
+    """The token bytes of a file whose description is known.
+
+    Raises:
+        DigestError: They are not those that were described.
+        VkvError, OSError: They cannot be read.
+    """
+    source = FileSource(path)
+    try:
+        data = source.read(start, count * WIDTH)
+    finally:
+        source.close()
+    if blake3(data).digest() != digest:
+        raise DigestError("the token ids changed", rule="D1", at=str(path))
+    return data

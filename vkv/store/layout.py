@@ -1,0 +1,115 @@
+"""Where a store keeps what::
+
+    root/objects/ab/abcd….vkv     one file an entry, named by its id
+    root/incoming/PID-RANDOM/     a file that is being written; locked by its writer
+    root/index-1.sqlite           the index, which follows from the files
+
+Directories are 0700, files 0600: they hold people's prompts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+MODE = 0o700
+#: Another layout of the index is another file: two releases may share a store.
+INDEX = "index-1.sqlite"
+SUFFIX = ".vkv"
+
+
+class Layout:
+    """The directories of one store."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.objects, self.incoming = root / "objects", root / "incoming"
+        self.index = root / INDEX
+
+    def path(self, key: str) -> Path:
+        """The file of entry ``key``."""
+        return self.objects / key[:2] / f"{key}{SUFFIX}"
+
+    def files(self) -> Iterator[Path]:
+        """Every file among the objects, whatever it is, in order."""
+        for folder in sorted(self.objects.glob("*")):
+            if folder.is_dir() and not folder.is_symlink():
+                yield from sorted(folder.iterdir())
+
+    def make(self) -> None:
+        """Create what is missing."""
+        for path in (self.root, self.objects, self.incoming):
+            path.mkdir(mode=MODE, parents=True, exist_ok=True)
+
+    def accept(self, written: Path, key: str) -> Path:
+        """Move a finished file to its place, for good."""
+        target = self.path(key)
+        target.parent.mkdir(mode=MODE, exist_ok=True)
+        os.replace(written, target)
+        sync(target.parent)
+        return target
+
+    @contextlib.contextmanager
+    def desk(self) -> Iterator[Path]:
+        """A directory of one's own to write in, gone after the block."""
+        self.make()
+        folder, fd = self._locked()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)
+
+    def _locked(self) -> tuple[Path, int]:
+        while True:
+            folder = self.incoming / f"{os.getpid()}-{secrets.token_hex(4)}"
+            folder.mkdir(mode=MODE)
+            with contextlib.suppress(FileNotFoundError):  # swept before it was locked
+                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                with contextlib.suppress(OSError):  # a file system without locks
+                    fcntl.flock(fd, fcntl.LOCK_EX)
+                if folder.exists():
+                    return folder, fd
+                os.close(fd)
+
+    def abandoned(self) -> list[Path]:
+        """Desks whose writers are dead."""
+        found = self.incoming.iterdir() if self.incoming.is_dir() else ()
+        return [path for path in found if _is_abandoned(path)]
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a directory with all in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(folder: Path) -> None:
+    """Flush a directory, so that names in it outlive a power cut."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether nobody holds the lock of ``path``, which a dead process lets go."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

@@ -1,0 +1,63 @@
+"""Which entry has the longest prefix of a prompt, over all trees of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from sqlite3 import Connection, Row
+
+from vkv.store import rows, tree
+from vkv.store.layout import Layout
+from vkv.store.tree import WIDTH, Way
+
+
+def longest(db: Connection, layout: Layout, model: bytes, tokens: bytes) -> tuple[Row, int] | None:
+    """The entry that covers most leading ``tokens``, and how many it covers.
+
+    An entry that can be trimmed covers what it shares with them; one that cannot
+    covers its own tokens, if all of them lead. Of equals the one used last.
+
+    Raises:
+        DamagedError: An entry to compare with cannot be read.
+    """
+    found = [
+        match
+        for top, trims in _trees(db, model)
+        for match in _matches(db, layout, top, trims, tokens)
+        if match[1]
+    ]
+    return max(found, key=lambda match: (match[1], match[0]["used"]), default=None)
+
+
+def _trees(db: Connection, model: bytes) -> Iterator[tuple[int, bool]]:
+    """Roots of the model's trees whose codecs this build has, and whether they trim."""
+    from vkv.codecs import CODECS  # brings MLX
+
+    known = {f"{name}@{version}" for name, version in CODECS}
+    query = "SELECT id, codecs, trims FROM trees WHERE model = ?"
+    for number, codecs, trims in db.execute(query, (model,)).fetchall():
+        if known.issuperset(codecs.split()):
+            yield -number, bool(trims)
+
+
+def _matches(
+    db: Connection, layout: Layout, top: int, trims: bool, tokens: bytes
+) -> Iterator[tuple[Row, int]]:
+    way = tree.search(db, top, tokens, lambda row: rows.tokens_of(layout, row))
+    if trims and way.common:
+        yield tree.below(db, way.exit), way.common
+    if not trims and (whole := whole_prefix(db, way)):
+        yield whole
+
+
+def whole_prefix(db: Connection, way: Way) -> tuple[Row, int] | None:
+    """The longest entry on a way whose tokens are all a prefix, and their number."""
+    for node, depth in reversed(way.path):
+        query = "SELECT * FROM entries WHERE node = ? ORDER BY used DESC LIMIT 1"
+        if row := db.execute(query, (node,)).fetchone():
+            return row, depth
+    return None
+
+
+def but_last(tokens: bytes) -> bytes:
+    """All but the last token, which must be computed again: there are no logits without."""
+    return tokens[:-WIDTH]

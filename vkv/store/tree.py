@@ -1,0 +1,181 @@
+"""The longest stored prefix of a prompt: a compact tree over token ids, in SQLite.
+
+One tree for each model, set of codecs, and answer to "can it be trimmed?". A node
+stands where two stored prompts part, or where one ends; the edge to it is named by
+its first token alone, the others are in the files. So n prompts make at most 2n
+nodes, however long they are, and a search is one statement that visits the nodes
+on the way, followed by one comparison with the tokens of a prompt below.
+(Morrison, PATRICIA, 1968.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from sqlite3 import Connection, Row
+from typing import Any
+
+from vkv.errors import VkvError
+
+#: Bytes of a token id.
+WIDTH = 4
+
+SCHEMA = """
+CREATE TABLE trees (
+    id INTEGER PRIMARY KEY, model BLOB NOT NULL, codecs TEXT NOT NULL, trims INTEGER NOT NULL,
+    UNIQUE (model, codecs, trims));
+CREATE TABLE nodes (
+    id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, token BLOB NOT NULL, depth INTEGER NOT NULL,
+    UNIQUE (parent, token));
+"""
+
+#: Nodes on the way of a prompt, judged by the first token of each edge.
+_DESCEND = """
+WITH RECURSIVE path (id, depth) AS (
+    SELECT :root, 0
+    UNION ALL
+    SELECT n.id, n.depth FROM path JOIN nodes n
+    ON n.parent = path.id AND n.token = substr(:tokens, 4 * path.depth + 1, 4))
+SELECT id, depth FROM path
+"""
+#: The first entry met from a node downwards; every end of the tree has one.
+_BELOW = """
+WITH RECURSIVE down (id) AS (
+    SELECT :node
+    UNION ALL
+    SELECT (SELECT n.id FROM nodes n WHERE n.parent = down.id LIMIT 1) FROM down
+    WHERE down.id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM entries e WHERE e.node = down.id))
+SELECT e.* FROM down CROSS JOIN entries e ON e.node = down.id ORDER BY e.used DESC LIMIT 1
+"""
+
+#: Reads the token bytes of an entry.
+Read = Callable[[Row], bytes]
+
+
+class DamagedError(VkvError):
+    """The tokens of an entry cannot be read; ``row`` says of which."""
+
+    def __init__(self, row: Row, reason: str):
+        super().__init__(reason)
+        self.row = row
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How far a tree follows a prompt.
+
+    Attributes:
+        path: Nodes whose whole prefix the prompt has, from the root, as (id, depth).
+        common: Tokens that the prompt shares with some entry; no entry shares more.
+        exit: The first node at or behind ``common``: all entries below share as much.
+        other: Tokens of one of them.
+    """
+
+    path: list[tuple[int, int]]
+    common: int
+    exit: int
+    other: bytes
+
+
+def root(db: Connection, model: bytes, codecs: str, trims: bool) -> int:
+    """The root of a tree, made if it is new. Roots are negative, other nodes positive."""
+    key = (model, codecs, trims)
+    db.execute("INSERT OR IGNORE INTO trees (model, codecs, trims) VALUES (?, ?, ?)", key)
+    found = db.execute("SELECT id FROM trees WHERE (model, codecs, trims) = (?, ?, ?)", key)
+    return -int(found.fetchone()[0])
+
+
+def search(db: Connection, tree: int, tokens: bytes, read: Read) -> Way:
+    """Follow ``tokens`` (little-endian u32) down the tree with root ``tree``.
+
+    Raises:
+        DamagedError: The entry to compare with cannot be read.
+    """
+    path = db.execute(_DESCEND, {"root": tree, "tokens": tokens}).fetchall()
+    way = [(int(node), int(depth)) for node, depth in path]
+    if len(way) == 1:
+        return Way(way, 0, tree, b"")
+    row = below(db, way[-1][0])
+    other = read(row)
+    common = common_bytes(tokens, other) // WIDTH
+    inside = [step for step in way if step[1] <= common]
+    leaving = inside[-1] if inside[-1][1] == common else way[len(inside)]
+    return Way(inside, common, leaving[0], other)
+
+
+def below(db: Connection, node: int) -> Row:
+    """The entry at ``node``, the one used last of several, or one below it."""
+    found: Row = db.execute(_BELOW, {"node": node}).fetchone()
+    return found
+
+
+def insert(db: Connection, tree: int, tokens: bytes, read: Read) -> int:
+    """The node where ``tokens`` end, made if it is new.
+
+    Raises:
+        DamagedError: As ``search``; nothing has been changed.
+    """
+    way = search(db, tree, tokens, read)
+    parent, depth = way.path[-1]
+    if depth < way.common:
+        parent = _split(db, way)
+    count = len(tokens) // WIDTH
+    if count == way.common:
+        return parent
+    return _node(db, parent, _token(tokens, way.common), count)
+
+
+def _split(db: Connection, way: Way) -> int:
+    """A new node in the middle of the edge to ``way.exit``."""
+    parent, token = db.execute(
+        "SELECT parent, token FROM nodes WHERE id = ?", (way.exit,)
+    ).fetchone()
+    branch = (way.exit, _token(way.other, way.common))
+    db.execute("UPDATE nodes SET parent = 0, token = ? WHERE id = ?", (branch[1], way.exit))
+    middle = _node(db, parent, token, way.common)
+    db.execute("UPDATE nodes SET parent = ? WHERE id = ?", (middle, way.exit))
+    return middle
+
+
+def _node(db: Connection, parent: int, token: bytes, depth: int) -> int:
+    made = db.execute(
+        "INSERT INTO nodes (parent, token, depth) VALUES (?, ?, ?)", (parent, token, depth)
+    )
+    assert made.lastrowid is not None
+    return made.lastrowid
+
+
+def prune(db: Connection, node: int) -> None:
+    """Take away what nothing needs after an entry has left ``node``."""
+    while node > 0 and not _ends(db, node):
+        query = "SELECT id FROM nodes WHERE parent = ? LIMIT 2"
+        children = db.execute(query, (node,)).fetchall()
+        if len(children) == 2:
+            return
+        query = "DELETE FROM nodes WHERE id = ? RETURNING parent, token"
+        parent, token = db.execute(query, (node,)).fetchone()
+        if children:  # its edge and the one below become one
+            query = "UPDATE nodes SET parent = ?, token = ? WHERE id = ?"
+            db.execute(query, (parent, token, children[0][0]))
+            return
+        node = parent
+
+
+def _ends(db: Connection, node: int) -> Any:
+    return db.execute("SELECT 1 FROM entries WHERE node = ?", (node,)).fetchone()
+
+
+def _token(tokens: bytes, index: int) -> bytes:
+    return tokens[WIDTH * index : WIDTH * (index + 1)]
+
+
+def common_bytes(a: bytes, b: bytes) -> int:
+    """Length of the longest common prefix, by halving: comparing slices is a memcmp."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
