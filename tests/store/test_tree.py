@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vkv.store import index, lookup, tree
+from vkv.store import lookup, rows, tree
 
 
 class Prompts:
@@ -17,7 +17,7 @@ class Prompts:
     def __init__(self):
         self.db = sqlite3.connect(":memory:", isolation_level=None)
         self.db.row_factory = sqlite3.Row
-        self.db.executescript(index.SCHEMA)
+        self.db.executescript(rows.SCHEMA)
         self.root = tree.root(self.db, b"model", "raw@1", True)
         self.held: dict[int, list[int]] = {}
 

@@ -10,7 +10,7 @@ from blake3 import blake3
 from vkv.container import FileSource
 from vkv.document import Document, open_document
 from vkv.errors import CacheError, DigestError
-from vkv.header import Header, Layer, segments
+from vkv.header import KNOWN_NEEDS, MAJOR, Header, Layer, segments
 from vkv.info import of_document
 from vkv.store.tree import WIDTH
 
@@ -24,7 +24,7 @@ class Description:
     model: bytes
     label: str
     codec: str
-    codecs: str
+    needs: str
     trims: bool
     tokens: bytes
     digest: bytes
@@ -62,7 +62,7 @@ def of(document: Document) -> Description:
         model=head.model.id,
         label=head.metadata.get("model") or head.model.type,
         codec=names["keys"] if same else f"keys {names['keys']}, values {names['values']}",
-        codecs=codecs_of(head),
+        needs=needs_of(head),
         trims=trims(head.layers),
         digest=head.tokens.digest,
         tokens=document.read(head.tokens.tensor),
@@ -70,9 +70,19 @@ def of(document: Document) -> Description:
     )
 
 
-def codecs_of(head: Header) -> str:
-    """``affine@1 raw@1``: every codec that a reader of the file must know."""
-    return " ".join(sorted({f"{s.codec}@{s.version}" for _, _, _, s in segments(head)}))
+def needs_of(head: Header) -> str:
+    """``+rope affine@1 raw@1 vkv@1``: all that a reader of the file must know."""
+    codecs = {f"{s.codec}@{s.version}" for _, _, _, s in segments(head)}
+    features = {f"+{name}" for name in head.needs}
+    return " ".join(sorted({f"vkv@{head.version.partition('.')[0]}", *codecs, *features}))
+
+
+def known_needs() -> set[str]:
+    """All that this build knows, in the same words. Brings MLX."""
+    from vkv.codecs import CODECS
+
+    codecs = {f"{name}@{version}" for name, version in CODECS}
+    return {f"vkv@{MAJOR}", *codecs, *(f"+{name}" for name in KNOWN_NEEDS)}
 
 
 def trims(layers: tuple[Layer, ...]) -> bool:

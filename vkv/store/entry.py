@@ -70,3 +70,60 @@ class Hit:
     cache: list[Any] = field(repr=False)
     tokens: int
     rest: list[int] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How much a store holds.
+
+    Attributes:
+        root: Its directory.
+        entries: How many.
+        models: Of how many models.
+        tokens: Covered by all of them.
+        bytes: Size of all files together, as ``du`` counts them.
+        pinned: Bytes of pinned entries.
+        held: Bytes of removed entries that others stand on.
+        max_bytes: The limit, if there is one.
+    """
+
+    root: Path
+    entries: int
+    models: int
+    tokens: int
+    bytes: int
+    pinned: int
+    held: int
+    max_bytes: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"schema_version": 1, **asdict(self), "root": str(self.root)}
+
+
+@dataclass(slots=True)
+class Collected:
+    """What ``PromptStore.gc`` took out, or would.
+
+    Attributes:
+        dry_run: Nothing was touched.
+        entries: Taken out: over a limit, of a codec or version that this build lacks,
+            or without their file.
+        files: Removed: what dead writers left, and files that are no entries.
+        freed: Bytes of all of them.
+    """
+
+    dry_run: bool
+    entries: list[Entry] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    freed: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "schema_version": 1,
+            "dry_run": self.dry_run,
+            "freed": self.freed,
+            "entries": [entry.to_dict() for entry in self.entries],
+            "files": [str(path) for path in self.files],
+        }

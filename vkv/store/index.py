@@ -7,48 +7,26 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from sqlite3 import Connection, Row
 
 from vkv.errors import VkvError
-from vkv.store import tree
+from vkv.store import files, rows
 from vkv.store.layout import Layout
 
-#: ``removed``: 0 an entry; 1 taken out, but others stand on it; 2 its file may go.
-LIVE, HELD, DEAD = range(3)
 #: Seconds to wait for another process.
 PATIENCE = 60.0
-
-SCHEMA = (
-    tree.SCHEMA
-    + """
-CREATE TABLE entries (
-    n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tree INTEGER NOT NULL, node INTEGER,
-    size INTEGER NOT NULL, tokens INTEGER NOT NULL, tokens_at INTEGER NOT NULL,
-    digest BLOB NOT NULL, label TEXT NOT NULL, codec TEXT NOT NULL,
-    created REAL NOT NULL, used REAL NOT NULL, uses INTEGER NOT NULL DEFAULT 0,
-    pinned INTEGER NOT NULL DEFAULT 0, removed INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX entries_by_node ON entries (node);
-CREATE INDEX entries_by_use ON entries (removed, used);
-CREATE TABLE stands (entry INTEGER NOT NULL, base INTEGER NOT NULL, PRIMARY KEY (entry, base))
-    WITHOUT ROWID;
-CREATE INDEX stands_by_base ON stands (base);
-PRAGMA user_version = 1;
-"""
-)
 
 
 class Index:
     """One connection of this process, one thread at a time.
 
-    Args:
-        layout: Of the store; nothing is created before something is written.
-        fill: Called in the transaction that creates the index, to enter files that
-            are there already.
+    Nothing is created before something is written. A new index begins with the
+    files that are there.
     """
 
-    def __init__(self, layout: Layout, fill: Callable[[Connection], object]):
-        self._layout, self._fill = layout, fill
+    def __init__(self, layout: Layout):
+        self.layout = layout
         self._lock = threading.RLock()
         self._db: Connection | None = None
         self._pid = 0
@@ -56,7 +34,7 @@ class Index:
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """A view that does not change inside the block."""
-        with self._lock, _errors(self._layout):
+        with self._lock, _errors(self.layout):
             db = self._connection(write=False)
             db.execute("BEGIN")
             try:
@@ -66,8 +44,11 @@ class Index:
 
     @contextlib.contextmanager
     def write(self, *, dry: bool = False) -> Iterator[Connection]:
-        """A transaction that no other process writes beside; with ``dry`` undone at its end."""
-        with self._lock, _errors(self._layout):
+        """A transaction that no other process writes beside; with ``dry`` undone at its end.
+
+        Files of entries that it took out are removed after it, in one of their own.
+        """
+        with self._lock, _errors(self.layout):
             db = self._connection(write=not dry)
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -76,11 +57,31 @@ class Index:
                 db.execute("ROLLBACK")
                 raise
             db.execute("ROLLBACK" if dry else "COMMIT")
+            if not dry and rows.total(db, dead=True):
+                self._sweep(db)
+
+    def _sweep(self, db: Connection) -> None:
+        """Remove the files of dead entries, now that no reader of the index sees them."""
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            rows.sweep(db, self.layout)
+        finally:
+            db.execute("COMMIT")
+
+    def reset(self) -> None:
+        """Begin with an empty index, whatever is in its file."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+            self._db = None
+            for suffix in ("", "-wal", "-shm"):
+                path = self.layout.index
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
 
     def _connection(self, *, write: bool) -> Connection:
         if self._db is not None and self._pid == os.getpid():
             return self._db
-        if not write and not self._layout.root.exists():
+        if not write and not (self.layout.index.exists() or self.layout.objects.exists()):
             return self._in_memory()
         try:
             self._db, self._pid = self._open(), os.getpid()
@@ -91,10 +92,10 @@ class Index:
         return self._db
 
     def _open(self) -> Connection:
-        self._layout.make()
-        fd = os.open(self._layout.index, os.O_RDWR | os.O_CREAT, 0o600)
+        self.layout.make()
+        fd = os.open(self.layout.index, os.O_RDWR | os.O_CREAT, 0o600)
         os.close(fd)
-        db = self._connect(self._layout.index.absolute().as_uri() + "?mode=rw")
+        db = self._connect(self.layout.index.absolute().as_uri() + "?mode=rw")
         with self._creating():
             db.execute("PRAGMA journal_mode = WAL")
             self._create(db)
@@ -102,9 +103,9 @@ class Index:
 
     def _read_only(self) -> Connection:
         """Of a directory where nothing can be written, not even SQLite's own notes."""
-        if not self._layout.index.exists():
+        if not self.layout.index.exists():
             return self._in_memory()
-        return self._connect(self._layout.index.absolute().as_uri() + "?mode=ro&immutable=1")
+        return self._connect(self.layout.index.absolute().as_uri() + "?mode=ro&immutable=1")
 
     def _in_memory(self) -> Connection:
         db = self._connect(":memory:")
@@ -122,7 +123,7 @@ class Index:
     @contextlib.contextmanager
     def _creating(self) -> Iterator[None]:
         """One process at a time: SQLite does not wait when the journal's mode changes."""
-        fd = os.open(self._layout.root, os.O_RDONLY)
+        fd = os.open(self.layout.root, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(fd, fcntl.LOCK_EX)
@@ -135,9 +136,9 @@ class Index:
             return
         db.execute("BEGIN IMMEDIATE")
         try:
-            for statement in SCHEMA.split(";"):
+            for statement in rows.SCHEMA.split(";"):
                 db.execute(statement)
-            self._fill(db)
+            files.enter_files(db, self.layout)
         except BaseException:
             db.execute("ROLLBACK")
             raise

@@ -36,10 +36,10 @@ class Layout:
         return self.objects / key[:2] / f"{key}{SUFFIX}"
 
     def files(self) -> Iterator[Path]:
-        """Every file among the objects, whatever it is, in order."""
+        """Every ``.vkv`` file among the objects, in order; other files are not ours."""
         for folder in sorted(self.objects.glob("*")):
             if folder.is_dir() and not folder.is_symlink():
-                yield from sorted(folder.iterdir())
+                yield from sorted(folder.glob(f"*{SUFFIX}"))
 
     def make(self) -> None:
         """Create what is missing."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from sqlite3 import Connection, Row
 
 from vkv.store import rows, tree
+from vkv.store.describe import known_needs
 from vkv.store.layout import Layout
 from vkv.store.tree import WIDTH, Way
 
@@ -29,13 +30,11 @@ def longest(db: Connection, layout: Layout, model: bytes, tokens: bytes) -> tupl
 
 
 def _trees(db: Connection, model: bytes) -> Iterator[tuple[int, bool]]:
-    """Roots of the model's trees whose codecs this build has, and whether they trim."""
-    from vkv.codecs import CODECS  # brings MLX
-
-    known = {f"{name}@{version}" for name, version in CODECS}
-    query = "SELECT id, codecs, trims FROM trees WHERE model = ?"
-    for number, codecs, trims in db.execute(query, (model,)).fetchall():
-        if known.issuperset(codecs.split()):
+    """Roots of the model's trees that this build can read, and whether they trim."""
+    known = known_needs()
+    query = "SELECT id, needs, trims FROM trees WHERE model = ?"
+    for number, needs, trims in db.execute(query, (model,)).fetchall():
+        if known.issuperset(needs.split()):
             yield -number, bool(trims)
 
 

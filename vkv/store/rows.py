@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from pathlib import Path
 from sqlite3 import Connection, Row
 
 from vkv.errors import VkvError
 from vkv.store import tree
 from vkv.store.describe import Description, read_tokens
-from vkv.store.entry import Entry
-from vkv.store.index import DEAD, HELD, LIVE
+from vkv.store.entry import Entry, Stats
 from vkv.store.layout import Layout
 from vkv.store.tree import DamagedError
 
-#: Told of every entry that is dropped because its file is damaged.
-Drop = Callable[[Row, Exception], None]
+#: ``removed``: 0 an entry; 1 taken out, but others stand on it; 2 its file may go.
+LIVE, HELD, DEAD = range(3)
+SCHEMA = (
+    tree.SCHEMA
+    + """
+CREATE TABLE entries (
+    n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tree INTEGER NOT NULL, node INTEGER,
+    size INTEGER NOT NULL, tokens INTEGER NOT NULL, tokens_at INTEGER NOT NULL,
+    digest BLOB NOT NULL, label TEXT NOT NULL, codec TEXT NOT NULL,
+    created REAL NOT NULL, used REAL NOT NULL, uses INTEGER NOT NULL DEFAULT 0,
+    pinned INTEGER NOT NULL DEFAULT 0, removed INTEGER NOT NULL DEFAULT 0);
+CREATE INDEX entries_by_node ON entries (node);
+CREATE INDEX entries_by_use ON entries (removed, used, size);
+CREATE TABLE stands (entry INTEGER NOT NULL, base INTEGER NOT NULL, PRIMARY KEY (entry, base))
+    WITHOUT ROWID;
+CREATE INDEX stands_by_base ON stands (base);
+PRAGMA user_version = 1;
+"""
+)
+
+_log = logging.getLogger("vkv.store")
 
 _ENTRY = """
 SELECT e.*, t.model FROM entries e JOIN trees t ON t.id = -e.tree WHERE e.removed = 0
@@ -44,14 +65,52 @@ def entries(db: Connection, layout: Layout) -> list[Entry]:
     return [entry(layout, row) for row in db.execute(f"{_ENTRY} ORDER BY e.used DESC, e.n DESC")]
 
 
+def resolve(db: Connection, key: str) -> int:
+    """The number of the entry whose id begins with ``key``.
+
+    Raises:
+        VkvError: There is none, or more than one.
+    """
+    if not re.fullmatch("[0-9a-f]{4,64}", key.lower()):
+        raise VkvError(f"{key!r} is not an id: expected 4 to 64 hex digits")
+    query = "SELECT n FROM entries WHERE removed = 0 AND id GLOB ? LIMIT 2"
+    found = db.execute(query, (f"{key.lower()}*",)).fetchall()
+    if len(found) != 1:
+        raise VkvError(f"{'no' if not found else 'more than one'} entry with id {key}")
+    return int(found[0][0])
+
+
+def total(db: Connection, *, dead: bool = False) -> int:
+    """Bytes of all files; with ``dead``, of those that ``sweep`` removes instead."""
+    which = "= 2" if dead else "IN (0, 1)"
+    found = db.execute(f"SELECT coalesce(sum(size), 0) FROM entries WHERE removed {which}")
+    return int(found.fetchone()[0])
+
+
+def ids(db: Connection) -> list[str]:
+    """Ids of all files, also of those that only others stand on."""
+    return [key for (key,) in db.execute("SELECT id FROM entries WHERE removed < 2 ORDER BY id")]
+
+
+def stats(db: Connection, root: Path, max_bytes: int | None) -> Stats:
+    """Sums over all entries."""
+    query = """
+        SELECT count(*), count(DISTINCT t.model), total(e.tokens), total(e.size * e.pinned)
+        FROM entries e JOIN trees t ON t.id = -e.tree WHERE e.removed = 0
+    """
+    count, models, tokens, pinned = map(int, db.execute(query).fetchone())
+    held = db.execute("SELECT total(size) FROM entries WHERE removed = 1").fetchone()[0]
+    return Stats(root, count, models, tokens, total(db), pinned, int(held), max_bytes)
+
+
 def by_number(db: Connection, layout: Layout, number: int) -> Entry:
     return entry(layout, db.execute(f"{_ENTRY} AND e.n = ?", (number,)).fetchone())
 
 
-def add(db: Connection, layout: Layout, what: Description, when: float, drop: Drop) -> int:
+def add(db: Connection, layout: Layout, what: Description, when: float) -> int:
     """Enter a file; its number. One that was taken out and not yet swept comes back."""
-    top = tree.root(db, what.model, what.codecs, what.trims)
-    node = _insert(db, layout, top, what.tokens, drop)
+    top = tree.root(db, what.model, what.needs, what.trims)
+    node = _insert(db, layout, top, what.tokens)
     query = """
         INSERT INTO entries (id, tree, node, size, tokens, tokens_at, digest, label, codec,
                              created, used)
@@ -65,13 +124,12 @@ def add(db: Connection, layout: Layout, what: Description, when: float, drop: Dr
     return int(db.execute(query, values).fetchone()[0])
 
 
-def _insert(db: Connection, layout: Layout, top: int, tokens: bytes, drop: Drop) -> int:
+def _insert(db: Connection, layout: Layout, top: int, tokens: bytes) -> int:
     while True:
         try:
             return tree.insert(db, top, tokens, lambda row: tokens_of(layout, row))
         except DamagedError as exc:
-            take_out(db, [exc.row["n"]])
-            drop(exc.row, exc)
+            drop(db, exc.row, exc)
 
 
 def tokens_of(layout: Layout, row: Row) -> bytes:
@@ -83,7 +141,7 @@ def tokens_of(layout: Layout, row: Row) -> bytes:
     try:
         path = layout.path(row["id"])
         return read_tokens(path, row["tokens_at"], row["tokens"], row["digest"])
-    except (VkvError, OSError) as exc:
+    except (VkvError, FileNotFoundError) as exc:
         raise DamagedError(row, str(exc)) from exc
 
 
@@ -112,18 +170,21 @@ def _release(db: Connection, number: int) -> None:
         ready += [base for (base,) in db.execute(query, (n,)).fetchall()]
 
 
-def sweep(db: Connection, layout: Layout) -> int:
-    """Remove the files of dead entries, then the entries; bytes that came free.
+def drop(db: Connection, row: Row, reason: Exception) -> None:
+    """Take out an entry whose file is damaged, and say so in one line."""
+    _log.warning("%s is damaged and was taken out: %s", row["id"], reason)
+    take_out(db, [row["n"]])
+
+
+def sweep(db: Connection, layout: Layout) -> None:
+    """Remove the files of dead entries, then the entries.
 
     In a transaction of its own, after the one that took them out: a crash between
     leaves files that no listed entry needs, and the next sweep finds them.
     """
-    freed = 0
-    for n, key, size in db.execute("SELECT n, id, size FROM entries WHERE removed = 2").fetchall():
+    for n, key in db.execute("SELECT n, id FROM entries WHERE removed = 2").fetchall():
         layout.path(key).unlink(missing_ok=True)
         db.execute("DELETE FROM entries WHERE n = ?", (n,))
-        freed += size
-    return freed
 
 
 def touch(db: Connection, key: str) -> None:

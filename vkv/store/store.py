@@ -2,57 +2,53 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from sqlite3 import Connection, Row
 from typing import TYPE_CHECKING, Any
 
-from vkv.errors import CacheError, MismatchError, UnsupportedError, VkvError
-from vkv.store import lookup, rows, units
-from vkv.store.describe import Description, describe
-from vkv.store.entry import Entry, Found, Hit
+from vkv.store import answer, rows, units, upkeep
+from vkv.store.enter import check, copy, take_in
+from vkv.store.entry import Collected, Entry, Found, Hit, Stats
+from vkv.store.evict import Limits
 from vkv.store.index import Index
 from vkv.store.layout import Layout
-from vkv.store.tree import DamagedError
 
 if TYPE_CHECKING:
     from vkv.live.save import CodecSpec, Progress
-
-_log = logging.getLogger("vkv.store")
-
-
-def default_root() -> Path:
-    """``store`` in ``$VKV_CACHE_DIR``, else ``$XDG_CACHE_HOME/vkv``, else ``~/.cache/vkv``."""
-    from vkv.demo_model import cache_dir
-
-    return cache_dir() / "store"
+    from vkv.validate import Report
 
 
 class PromptStore:
     """Prompt caches on disk, found by their tokens; shared by any number of processes.
 
     Nothing is created before the first ``put``, and opening a store deletes nothing.
+    Entries are named by their id or by the first four or more digits of it.
 
     Args:
         root: The directory; by default ``store`` in ``$VKV_CACHE_DIR``, else in
             ``$XDG_CACHE_HOME/vkv``, else in ``~/.cache/vkv``.
-        max_bytes: ``put`` keeps the files of all models together below so many bytes
-            (``"20GB"``, or a number) by evicting those that were used longest ago.
+        max_bytes: What the files of all models together may take (``"20GB"``, or a
+            number). ``put`` and ``gc`` evict what was used longest ago.
+        max_age: How long an entry may go unused (``"30d"``, or seconds).
+        min_free: What shall stay free on the disk (``"5GB"``, or a number).
 
     Raises:
-        VkvError: ``max_bytes`` is not a size.
+        VkvError: A limit is not a size, or not an age.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str] | None = None, *, max_bytes: str | int | None = None
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: str | int | None = None,
+        max_age: str | float | None = None,
+        min_free: str | int | None = None,
     ):
-        self.root = Path(root) if root is not None else default_root()
-        self.max_bytes = None if max_bytes is None else units.size(max_bytes)
+        self.root = Path(root) if root is not None else _default_root()
+        self.limits = _limits(max_bytes, max_age, min_free)
         self._layout = Layout(self.root)
-        self._index = Index(self._layout, self._fill)
+        self._index = Index(self._layout)
 
     def __repr__(self) -> str:
         return f"<PromptStore {str(self.root)!r}>"
@@ -68,7 +64,9 @@ class PromptStore:
         metadata: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Entry:
-        """Store a prompt's cache.
+        """Store a prompt's cache, whole or not at all.
+
+        Makes room by evicting others, never pinned ones.
 
         Args:
             cache: One mlx-lm cache per layer, holding exactly ``tokens``.
@@ -83,8 +81,9 @@ class PromptStore:
             The entry. Putting the same again gives the same entry.
 
         Raises:
-            VkvError: As ``vkv.save``.
-            OSError: The store cannot be written.
+            VkvError: As ``vkv.save``; or it does not fit into ``max_bytes`` beside
+                what is pinned.
+            OSError: The store cannot be written, or ``min_free`` cannot be kept.
         """
         from vkv.live.save import save
 
@@ -93,14 +92,26 @@ class PromptStore:
                 desk / "new.vkv", cache, tokens=tokens, model=model, tokenizer=tokenizer,
                 codec=codec, metadata=metadata, progress=progress,
             )  # fmt: skip
-            return self._take_in(Path(info.path))
+            return take_in(self._index, self.limits, Path(info.path))
 
-    def _take_in(self, written: Path) -> Entry:
-        what = describe(written)
-        with self._index.write() as db:
-            self._layout.accept(written, what.key)
-            number = rows.add(db, self._layout, what, time.time(), self._drop)
-            return rows.by_number(db, self._layout, number)
+    def add(self, path: str | os.PathLike[str]) -> Entry:
+        """Store a copy of a ``.vkv`` file, after checking every byte of it.
+
+        Args:
+            path: The file; it must name its model and hold its tokens.
+
+        Returns:
+            The entry.
+
+        Raises:
+            VkvError: The file is damaged or of no use here; or as ``put``.
+            OSError: As ``put``, or the file cannot be read.
+        """
+        with self._layout.desk() as desk:
+            own = desk / "new.vkv"
+            copy(Path(path), own)
+            check(own, os.fspath(path))
+            return take_in(self._index, self.limits, own)
 
     def find(self, tokens: Any, *, model: Any) -> Found | None:
         """The longest stored prefix of a prompt, without loading it.
@@ -112,94 +123,183 @@ class PromptStore:
         Returns:
             The entry and how many tokens it covers, at most all but the last;
             ``None`` if nothing stored begins like ``tokens``.
+
+        Raises:
+            VkvError: The index cannot be read.
         """
         from vkv.identity import token_bytes
 
-        data, owner = lookup.but_last(token_bytes(tokens)), model_id(model)
-        while True:
-            try:
-                with self._index.read() as db:
-                    match = lookup.longest(db, self._layout, owner, data)
-                    if match is None:
-                        return None
-                    row, count = match
-                    return Found(rows.by_number(db, self._layout, row["n"]), count)
-            except DamagedError as exc:
-                self._discard(exc.row["id"], exc)
+        return answer.find(self._index, token_bytes(tokens), _model_id(model))
 
     def get(self, tokens: Any, *, model: Any, live: str = "dense") -> Hit | None:
         """The longest stored prefix of a prompt, as a live cache.
 
-        A damaged entry is taken out, with a line in the log, and the next best one
-        is tried: nothing that lies in the store raises.
+        A damaged entry is taken out, with a line in the log of ``vkv.store``, and
+        the next best one is tried: no file in the store makes this raise.
 
         Args:
             tokens: The whole prompt, ``(T,)`` or ``(1, T)``.
-            model: The model that will go on, or its id (bytes or hex); a model is
-                also compared with the file as ``vkv.load`` does.
+            model: The model that will go on, or its id (bytes or hex). A model is
+                compared with the file as ``vkv.load`` does.
             live: As ``vkv.load`` takes it.
 
         Returns:
             The cache and the tokens still to be computed, at least one; ``None`` if
             nothing stored begins like ``tokens``.
+
+        Raises:
+            VkvError: The index cannot be read.
         """
         from vkv.identity import token_bytes
 
-        data = token_bytes(tokens)
-        ids = memoryview(data).cast("I").tolist()
-        owner = model_id(model)
-        while (found := self.find(tokens, model=owner)) is not None:
-            try:
-                hit = _load(found, ids, None if isinstance(model, bytes | str) else model, live)
-            except (MismatchError, UnsupportedError, CacheError) as exc:
-                _log.warning("%s cannot be used: %s", found.entry.id, exc)
-                return None
-            except (VkvError, FileNotFoundError) as exc:
-                self._discard(found.entry.id, exc)
-                continue
-            self._touch(hit.entry)
-            return hit
-        return None
-
-    def _touch(self, entry: Entry) -> None:
-        try:
-            with self._index.write() as db:
-                rows.touch(db, entry.id)
-        except (VkvError, OSError) as exc:  # a store that only can be read
-            _log.debug("use of %s not noted: %s", entry.id, exc)
-
-    def _discard(self, key: str, reason: Exception) -> None:
-        """Take out an entry that turned out to be damaged."""
-        with self._index.write() as db:
-            row = db.execute("SELECT * FROM entries WHERE id = ?", (key,)).fetchone()
-            if row is not None:
-                rows.take_out(db, [row["n"]])
-                self._drop(row, reason)
-        self._sweep()
-
-    def _drop(self, row: Row, reason: Exception) -> None:
-        _log.warning("%s is damaged and was taken out: %s", row["id"], reason)
-
-    def _sweep(self) -> int:
-        with self._index.write() as db:
-            return rows.sweep(db, self._layout)
+        check = None if isinstance(model, bytes | str) else model
+        return answer.get(self._index, token_bytes(tokens), _model_id(model), check, live)
 
     def ls(self) -> list[Entry]:
         """All entries, the one used last first."""
         with self._index.read() as db:
             return rows.entries(db, self._layout)
 
-    def _fill(self, db: Connection) -> None:
-        """Enter the files that are there."""
-        for path in self._layout.files():
-            try:
-                what: Description = describe(path)
-                rows.add(db, self._layout, what, path.stat().st_mtime, self._drop)
-            except (VkvError, OSError) as exc:
-                _log.warning("%s is not entered: %s", path.name, exc)
+    def stats(self) -> Stats:
+        """How much there is. ``bytes`` is the size of all files together."""
+        with self._index.read() as db:
+            return rows.stats(db, self.root, self.limits.max_bytes)
+
+    def rm(self, *ids: str) -> list[Entry]:
+        """Remove entries, also pinned ones; all or none.
+
+        The bytes of a file that others stand on stay until those are gone.
+
+        Returns:
+            What was removed.
+
+        Raises:
+            VkvError: No entry, or more than one, has such an id.
+        """
+        with self._index.write() as db:
+            numbers = [rows.resolve(db, key) for key in dict.fromkeys(ids)]
+            removed = [rows.by_number(db, self._layout, n) for n in numbers]
+            rows.take_out(db, numbers)
+        return removed
+
+    def pin(self, *ids: str) -> list[Entry]:
+        """Exempt entries from eviction. Returns and raises as ``rm``."""
+        return self._set_pinned(ids, True)
+
+    def unpin(self, *ids: str) -> list[Entry]:
+        """Let entries be evicted again. Returns and raises as ``rm``."""
+        return self._set_pinned(ids, False)
+
+    def _set_pinned(self, ids: Sequence[str], value: bool) -> list[Entry]:
+        with self._index.write() as db:
+            numbers = [rows.resolve(db, key) for key in ids]
+            for n in numbers:
+                db.execute("UPDATE entries SET pinned = ? WHERE n = ?", (value, n))
+            return [rows.by_number(db, self._layout, n) for n in numbers]
+
+    def gc(
+        self,
+        *,
+        max_bytes: str | int | None = None,
+        max_age: str | float | None = None,
+        min_free: str | int | None = None,
+        dry_run: bool = False,
+    ) -> Collected:
+        """Remove what is over the limits, what this build cannot read, and litter.
+
+        Whole files that a crash left out of the index are entered.
+
+        Args:
+            max_bytes: Instead of the store's own limit, likewise the next two.
+            max_age: Of use.
+            min_free: On the disk.
+            dry_run: Only say what would go.
+
+        Returns:
+            What was removed, or would be.
+
+        Raises:
+            VkvError: A limit is not a size, or not an age.
+            OSError: The store cannot be written.
+        """
+        own, asked = self.limits, _limits(max_bytes, max_age, min_free)
+        limits = Limits(*(_either(getattr(asked, n), getattr(own, n)) for n in _LIMITS))
+        return upkeep.collect(self._index, limits, dry_run=dry_run)
+
+    def verify(self, *, deep: bool = False) -> Report:
+        """Check the index against the files, and every byte of every file.
+
+        Args:
+            deep: Also decode every tensor.
+
+        Returns:
+            Every finding, as ``vkv.validate`` gives it, with the entry's id.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        from vkv.validate import Report
+
+        return Report(str(self.root), deep, list(upkeep.verify(self._index, deep=deep)))
+
+    def reindex(self) -> list[Path]:
+        """Make the index again from the files.
+
+        Pins and times of use, which no file tells, are kept as far as the old index
+        can be read.
+
+        Returns:
+            Files that could not be entered.
+
+        Raises:
+            OSError: The store cannot be written.
+        """
+        return upkeep.reindex(self._index)
+
+    def export(self, key: str, path: str | os.PathLike[str]) -> Entry:
+        """Write an entry to a file of its own; an existing one is replaced in one step.
+
+        Args:
+            key: Its id.
+            path: The file to write.
+
+        Returns:
+            The entry.
+
+        Raises:
+            VkvError: No entry, or more than one, has such an id.
+            OSError: The file cannot be written.
+        """
+        with self._index.read() as db:
+            entry = rows.by_number(db, self._layout, rows.resolve(db, key))
+        copy(entry.path, Path(path))
+        return entry
 
 
-def model_id(model: Any) -> bytes:
+_LIMITS = ("max_bytes", "max_age", "min_free")
+
+
+def _limits(
+    max_bytes: str | int | None, max_age: str | float | None, min_free: str | int | None
+) -> Limits:
+    return Limits(
+        None if max_bytes is None else units.size(max_bytes),
+        None if max_age is None else units.age(max_age),
+        None if min_free is None else units.size(min_free),
+    )
+
+
+def _either(asked: Any, own: Any) -> Any:
+    return own if asked is None else asked
+
+
+def _default_root() -> Path:
+    from vkv.demo_model import cache_dir
+
+    return cache_dir() / "store"
+
+
+def _model_id(model: Any) -> bytes:
     """The id of a model, given as such (bytes, hex) or live."""
     if isinstance(model, bytes):
         return model
@@ -208,11 +308,3 @@ def model_id(model: Any) -> bytes:
     from vkv.identity import of_model
 
     return of_model(model)[0].id
-
-
-def _load(found: Found, tokens: list[int], model: Any, live: str) -> Hit:
-    from vkv.live.load import load
-
-    prompt = load(found.entry.path, model=model, live=live)
-    rest = prompt.resume(tokens)
-    return Hit(found.entry, prompt.cache, len(tokens) - len(rest), rest)

@@ -1,11 +1,11 @@
 """The longest stored prefix of a prompt: a compact tree over token ids, in SQLite.
 
-One tree for each model, set of codecs, and answer to "can it be trimmed?". A node
-stands where two stored prompts part, or where one ends; the edge to it is named by
-its first token alone, the others are in the files. So n prompts make at most 2n
-nodes, however long they are, and a search is one statement that visits the nodes
-on the way, followed by one comparison with the tokens of a prompt below.
-(Morrison, PATRICIA, 1968.)
+There is one tree for each model, for each set of things a reader must know, and for
+caches that can be trimmed and that cannot. A node stands where two stored prompts
+part, or where one ends; the edge to it is named by its first token alone, the
+others are in the files. So n prompts make at most 2n nodes, however long they are,
+and a search is one statement that visits the nodes on the way, followed by one
+comparison with the tokens of a prompt below. (Morrison, PATRICIA, 1968.)
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ WIDTH = 4
 
 SCHEMA = """
 CREATE TABLE trees (
-    id INTEGER PRIMARY KEY, model BLOB NOT NULL, codecs TEXT NOT NULL, trims INTEGER NOT NULL,
-    UNIQUE (model, codecs, trims));
+    id INTEGER PRIMARY KEY, model BLOB NOT NULL, needs TEXT NOT NULL, trims INTEGER NOT NULL,
+    UNIQUE (model, needs, trims));
 CREATE TABLE nodes (
     id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, token BLOB NOT NULL, depth INTEGER NOT NULL,
     UNIQUE (parent, token));
@@ -77,11 +77,11 @@ class Way:
     other: bytes
 
 
-def root(db: Connection, model: bytes, codecs: str, trims: bool) -> int:
+def root(db: Connection, model: bytes, needs: str, trims: bool) -> int:
     """The root of a tree, made if it is new. Roots are negative, other nodes positive."""
-    key = (model, codecs, trims)
-    db.execute("INSERT OR IGNORE INTO trees (model, codecs, trims) VALUES (?, ?, ?)", key)
-    found = db.execute("SELECT id FROM trees WHERE (model, codecs, trims) = (?, ?, ?)", key)
+    key = (model, needs, trims)
+    db.execute("INSERT OR IGNORE INTO trees (model, needs, trims) VALUES (?, ?, ?)", key)
+    found = db.execute("SELECT id FROM trees WHERE (model, needs, trims) = (?, ?, ?)", key)
     return -int(found.fetchone()[0])
 
 

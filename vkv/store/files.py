@@ -1,0 +1,114 @@
+"""The index held against the files. Inside a transaction of the caller's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from sqlite3 import Connection
+
+from vkv.errors import VkvError
+from vkv.store import rows
+from vkv.store.describe import describe, known_needs
+from vkv.store.layout import Layout
+
+_log = logging.getLogger("vkv.store")
+
+
+def enter_files(db: Connection, layout: Layout) -> list[Path]:
+    """Enter every file that is not in the index; those that cannot be, in order.
+
+    A writer that died between the file's last step and the index left a whole file.
+    """
+    listed = {key for (key,) in db.execute("SELECT id FROM entries")}
+    rejected = []
+    for path in layout.files():
+        if path.stem in listed and path == layout.path(path.stem):
+            continue
+        if not _enter(db, layout, path):
+            rejected.append(path)
+    return rejected
+
+
+def _enter(db: Connection, layout: Layout, path: Path) -> bool:
+    try:
+        what = describe(path)
+        if path != layout.path(what.key):
+            raise VkvError(f"its id is {what.key}")
+        rows.add(db, layout, what, path.stat().st_mtime)
+    except (VkvError, OSError) as exc:
+        _log.warning("%s is no entry: %s", path, exc)
+        return False
+    return True
+
+
+def useless(db: Connection, layout: Layout) -> list[int]:
+    """Entries without their file, and unpinned ones that this build cannot read."""
+    known = known_needs()
+    query = """
+        SELECT e.n, e.id, e.size, e.pinned, t.needs FROM entries e
+        JOIN trees t ON t.id = -e.tree WHERE e.removed = 0
+    """
+    found = []
+    for n, key, size, pinned, needs in db.execute(query):
+        foreign = not pinned and not known.issuperset(needs.split())
+        if foreign or _size(layout.path(key)) != size:
+            found.append(n)
+    return found
+
+
+def bytes_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a directory."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(_size(file) or 0 for file in files)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def remake(db: Connection, layout: Layout) -> list[Path]:
+    """Empty the index and enter every file anew; those that cannot be.
+
+    What no file tells (pins, uses, what was taken out) is carried over by id.
+    """
+    query = "SELECT created, used, uses, pinned, removed, id FROM entries"
+    known = db.execute(query).fetchall()
+    for table in ("entries", "nodes", "trees", "stands"):
+        db.execute(f"DELETE FROM {table}")
+    rejected = enter_files(db, layout)
+    for *values, removed, key in known:
+        query = "UPDATE entries SET (created, used, uses, pinned) = (?, ?, ?, ?) WHERE id = ?"
+        db.execute(query, (*values, key))
+        if removed:
+            rows.take_out(db, [n for (n,) in db.execute(_NUMBER, (key,)).fetchall()])
+    return rejected
+
+
+_NUMBER = "SELECT n FROM entries WHERE id = ?"
+
+
+def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Where index and files differ, as (which, what)."""
+    for (problem,) in db.execute("PRAGMA quick_check").fetchall():
+        if problem != "ok":
+            yield "index", problem
+    listed = dict(db.execute("SELECT id, size FROM entries").fetchall())
+    for key, size in sorted(listed.items()):
+        found = _size(layout.path(key))
+        if found != size:
+            yield key, f"{'no file' if found is None else f'{found} bytes'}, expected {size} bytes"
+    for path in layout.files():
+        if path != layout.path(path.stem) or path.stem not in listed:
+            yield str(path), "stands in no index; gc enters it, or removes it if it is no entry"
+    for path in layout.abandoned():
+        yield str(path), "left by a writer that died; gc removes it"
+    query = """
+        SELECT e.id FROM entries e LEFT JOIN nodes n ON n.id = e.node
+        WHERE e.removed = 0 AND n.depth IS NOT e.tokens AND e.tokens > 0
+    """
+    for (key,) in db.execute(query):
+        yield key, "cannot be found by its tokens; reindex enters it anew"

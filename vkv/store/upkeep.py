@@ -1,0 +1,85 @@
+"""Keeping a store in order: collect, verify, make the index again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from sqlite3 import DatabaseError
+from typing import TYPE_CHECKING
+
+from vkv.errors import VkvError
+from vkv.store import files, rows
+from vkv.store.entry import Collected
+from vkv.store.evict import Limits, evict
+from vkv.store.index import Index
+from vkv.store.layout import remove
+
+if TYPE_CHECKING:
+    from vkv.validate import Finding
+
+
+def collect(index: Index, limits: Limits, *, dry_run: bool) -> Collected:
+    """Take out what is over the limits or useless; remove litter. See ``PromptStore.gc``."""
+    layout, found = index.layout, Collected(dry_run)
+    if not layout.root.exists():
+        return found
+    with index.write(dry=dry_run) as db:
+        found.files = [*layout.abandoned(), *files.enter_files(db, layout)]
+        before = rows.entries(db, layout)
+        rows.take_out(db, files.useless(db, layout))
+        evict(db, limits, layout.root)
+        left = {entry.id for entry in rows.entries(db, layout)}
+        found.entries = [entry for entry in before if entry.id not in left]
+        found.freed = rows.total(db, dead=True) + sum(map(files.bytes_of, found.files))
+        for path in () if dry_run else found.files:
+            remove(path)
+    return found
+
+
+def verify(index: Index, *, deep: bool) -> Iterator[Finding]:
+    """Findings on the index, then on every file. See ``PromptStore.verify``."""
+    from vkv.validate import Finding
+
+    found, keys = _compare(index)
+    for at, text in found:
+        yield Finding("error", None, at, text)
+    for key in sorted(set(keys) - {at for at, _ in found}):
+        yield from _file_findings(index, key, deep)
+
+
+def _compare(index: Index) -> tuple[list[tuple[str, str]], list[str]]:
+    """Where index and files differ, and the ids in the index.
+
+    While nobody writes: names are given and taken away inside transactions only.
+    """
+    try:
+        with index.write(dry=True) as db:
+            return list(files.differences(db, index.layout)), rows.ids(db)
+    except (VkvError, OSError):  # a store that can only be read
+        with index.read() as db:
+            return list(files.differences(db, index.layout)), rows.ids(db)
+
+
+def _file_findings(index: Index, key: str, deep: bool) -> Iterator[Finding]:
+    from vkv.validate import Finding, validate
+
+    try:
+        found = validate(index.layout.path(key), deep=deep).findings
+    except FileNotFoundError:  # evicted meanwhile
+        return
+    for f in found:
+        if f.severity == "error":
+            yield Finding(f.severity, f.rule, f"{key}.{f.at}" if f.at else key, f.message)
+
+
+def reindex(index: Index) -> list[Path]:
+    """Make the index again; files that could not be entered. See ``PromptStore.reindex``."""
+    try:
+        with index.write() as db:
+            return files.remake(db, index.layout)
+    except VkvError as exc:
+        if not isinstance(exc.__cause__, DatabaseError):
+            raise
+    index.reset()
+    with index.write() as db:
+        return files.enter_files(db, index.layout)
