@@ -47,9 +47,14 @@ class Files:
         raise MissingFileError(key.hex(), [str(place) for place in self.places])
 
     def _candidates(self, name: str) -> Iterator[Path]:
+        """Files named by the id in any place, then all others."""
+        for place in self.places:
+            if place.stem == name:
+                yield place
+            elif place.is_dir():
+                yield place / f"{name}.vkv"
         for place in self.places:
             if place.is_dir():
-                yield place / f"{name}.vkv"
                 yield from sorted(place.glob("*.vkv"))[:MAX_LOOKED_AT]
             else:
                 yield place

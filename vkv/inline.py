@@ -28,20 +28,25 @@ def inline(
     """
     head = source.header
     others = {key: Other(files.open(key)) for key in header.files(head)}
-    whole = header.replace(
-        head,
-        needs=tuple(need for need in head.needs if need != "files"),
-        tensors={n: structs.replace(stored, file=None) for n, stored in head.tensors.items()},
-    )
+    alone = whole(head)
     loads = [_load(source, others, name) for name in _order(head)]
     try:
         with replacing(dst, durable=durable) as fd:
-            container.write(fd, loads, lambda _: header.dump(whole))
+            container.write(fd, loads, lambda _: header.dump(alone))
             with Document(FileSource(fd), os.fspath(dst)) as document:
                 return of_document(document)
     finally:
         for other in others.values():
             other.document.close()
+
+
+def whole(head: Header) -> Header:
+    """``head`` as that of a file which holds all that it refers to in others."""
+    return header.replace(
+        head,
+        needs=tuple(need for need in head.needs if need != "files"),
+        tensors={n: structs.replace(stored, file=None) for n, stored in head.tensors.items()},
+    )
 
 
 def _order(head: Header) -> list[str]:

@@ -27,8 +27,8 @@ class Prompts:
     def add(self, tokens):
         node = tree.insert(self.db, self.root, data(tokens), self.read)
         made = self.db.execute(
-            "INSERT INTO entries (id, tree, node, size, tokens, tokens_at, digest, label, codec,"
-            " created, used) VALUES (?, ?, ?, 0, 0, 0, '', '', '', 0, 0)",
+            "INSERT INTO entries (id, content, tree, node, size, tokens, tokens_at, digest, label,"
+            " codec, created, used) VALUES (?, '', ?, ?, 0, 0, 0, '', '', '', 0, 0)",
             (str(len(self.held) + 1), self.root, node),
         )
         self.held[made.lastrowid] = tokens

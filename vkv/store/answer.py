@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from vkv.document import open_document
-from vkv.errors import CacheError, ContainerError, MismatchError, UnsupportedError, VkvError
+from vkv.errors import (
+    CacheError,
+    CodecError,
+    HeaderError,
+    MismatchError,
+    UnsupportedError,
+    VkvError,
+)
 from vkv.store import lookup, rows
+from vkv.store.enter import bases
 from vkv.store.entry import Entry, Found, Hit
 from vkv.store.index import Index
 from vkv.store.tree import DamagedError
@@ -50,13 +58,13 @@ def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: str) -> Hit
     ids = memoryview(tokens).cast("I").tolist()
     while (found := find(index, tokens, owner)) is not None:
         try:
-            hit = _load(found, ids, model, live)
+            hit = _load(index, found, ids, model, live)
         except (MismatchError, UnsupportedError, CacheError) as exc:
             _log.warning("%s cannot be used: %s", found.entry.id, exc)
             return None
         except (VkvError, OSError) as exc:
-            damage = _damage(found.entry.path, exc)
-            if damage is None or not discard(index, found.entry.id, damage):
+            damaged = _damaged(index, found.entry, exc)
+            if not damaged or not all(discard(index, key, why) for key, why in damaged):
                 _log.warning("%s cannot be read: %s", found.entry.id, exc)
                 return None
         else:
@@ -65,24 +73,32 @@ def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: str) -> Hit
     return None
 
 
-def _load(found: Found, tokens: list[int], model: Any, live: str) -> Hit:
+def _load(index: Index, found: Found, tokens: list[int], model: Any, live: str) -> Hit:
     from vkv.live.load import load
 
-    prompt = load(found.entry.path, model=model, live=live)
+    prompt = load(found.entry.path, model=model, live=live, files=bases(index.layout, found.entry))
     rest = prompt.resume(tokens)
     return Hit(found.entry, prompt.cache, len(tokens) - len(rest), rest)
 
 
-def _damage(path: Path, reason: VkvError | OSError) -> VkvError | OSError | None:
-    """What is wrong with the file itself, as far as ``reason`` does not say it.
+def _damaged(
+    index: Index, entry: Entry, reason: VkvError | OSError
+) -> list[tuple[str, VkvError | OSError]]:
+    """Which files make an entry unreadable, and what is wrong with each.
 
-    Too little memory, or too many open files, must not cost an entry.
+    All their bytes are looked at: too little memory, or too many open files, must not
+    cost an entry.
     """
-    if not isinstance(reason, ContainerError | OSError):
-        return reason
+    found = [(key, _damage(index.layout.path(key))) for key in (entry.id, *entry.files)]
+    damaged = [(key, damage) for key, damage in found if damage is not None]
+    sure = isinstance(reason, HeaderError | CodecError)
+    return damaged or ([(entry.id, reason)] if sure else [])
+
+
+def _damage(path: Path) -> VkvError | OSError | None:
     try:
         with open_document(path) as document:
-            for name in document.header.tensors:
+            for name in document.entries.keys() & document.header.tensors.keys():
                 document.check(name)
     except (VkvError, FileNotFoundError) as exc:
         return exc
@@ -94,7 +110,7 @@ def _damage(path: Path, reason: VkvError | OSError) -> VkvError | OSError | None
 def _touch(index: Index, entry: Entry) -> None:
     try:
         with index.write() as db:
-            rows.touch(db, entry.id)
+            rows.touch(db, rows.resolve(db, entry.id))
     except (VkvError, OSError) as exc:  # a store that can only be read
         _log.debug("the use of %s is not noted: %s", entry.id, exc)
 
@@ -108,7 +124,7 @@ def discard(index: Index, key: str, reason: Exception) -> bool:
     gone = isinstance(reason.__cause__ or reason, FileNotFoundError)
     try:
         with index.write() as db:
-            query = "SELECT * FROM entries WHERE id = ? AND removed = 0"
+            query = "SELECT * FROM entries WHERE id = ? AND removed < 2"
             row = db.execute(query, (key,)).fetchone()
             if row is not None and not (gone and index.layout.path(key).exists()):
                 rows.drop(db, row, reason)

@@ -7,17 +7,23 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from vkv import container, header
 from vkv.container import FileSource
 from vkv.document import Document, open_document
 from vkv.errors import CacheError, DigestError
 from vkv.header import KNOWN_NEEDS, MAJOR, Header, Layer, segments
 from vkv.info import of_document
+from vkv.inline import whole
 from vkv.store.tree import WIDTH
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The columns of an entry that follow from its file, and its tokens."""
+    """The columns of an entry that follow from its file, and its tokens.
+
+    ``bases`` are the ids of the files it stands on. ``content`` is the id that the file
+    would have if it held all it refers to: of two with the same, one is enough.
+    """
 
     key: str
     size: int
@@ -29,6 +35,8 @@ class Description:
     tokens: bytes
     digest: bytes
     tokens_at: int
+    bases: tuple[str, ...]
+    content: bytes
 
     @property
     def count(self) -> int:
@@ -67,6 +75,8 @@ def of(document: Document) -> Description:
         digest=head.tokens.digest,
         tokens=document.read(head.tokens.tensor),
         tokens_at=document.entries[head.tokens.tensor].start,
+        bases=tuple(key.hex() for key in header.files(head)),
+        content=container.digest(header.dump(whole(head))),
     )
 
 

@@ -19,6 +19,7 @@ class Entry:
         model: Hex id of the model it belongs to.
         label: A name of that model for people: metadata ``model``, else its type.
         codec: Codec of keys and values, or of each.
+        files: Ids of the files in the store that this one stands on.
         created: When it was put in, in seconds since 1970.
         used: When it was last put in or answered.
         uses: How often it was answered.
@@ -32,6 +33,7 @@ class Entry:
     model: str
     label: str
     codec: str
+    files: tuple[str, ...]
     created: float
     used: float
     uses: int

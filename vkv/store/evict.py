@@ -46,7 +46,7 @@ def evict(db: Connection, limits: Limits, root: Path, keep: int = 0) -> int:
 
 _EVICTABLE = """
 SELECT n FROM entries e WHERE removed = 0 AND pinned = 0 AND n != ?
-AND NOT EXISTS (SELECT 1 FROM stands s WHERE s.base = e.n)
+AND NOT EXISTS (SELECT 1 FROM stands s WHERE s.base = e.id)
 """
 
 

@@ -19,6 +19,7 @@ def enter_files(db: Connection, layout: Layout) -> list[Path]:
     """Enter every file that is not in the index; those that cannot be, in order.
 
     A writer that died between the file's last step and the index left a whole file.
+    A file that stands on others which are not there is no entry either.
     """
     listed = {key for (key,) in db.execute("SELECT id FROM entries")}
     rejected = []
@@ -27,7 +28,7 @@ def enter_files(db: Connection, layout: Layout) -> list[Path]:
             continue
         if not _enter(db, layout, path):
             rejected.append(path)
-    return rejected
+    return rejected + _leave_baseless(db, layout)
 
 
 def _enter(db: Connection, layout: Layout, path: Path) -> bool:
@@ -42,18 +43,30 @@ def _enter(db: Connection, layout: Layout, path: Path) -> bool:
     return True
 
 
+def _leave_baseless(db: Connection, layout: Layout) -> list[Path]:
+    """Strike out entries that lack a file they stand on; those no other stands on."""
+    query = "SELECT DISTINCT entry FROM stands WHERE base NOT IN (SELECT id FROM entries)"
+    lacking = [n for (n,) in db.execute(query).fetchall()]
+    rows.take_out(db, lacking)
+    query = "DELETE FROM entries WHERE n = ? AND removed = ? RETURNING id"
+    struck = [key for n in lacking for (key,) in db.execute(query, (n, rows.DEAD)).fetchall()]
+    for key in struck:
+        _log.warning("%s is no entry: a file it stands on is missing", key)
+    return [layout.path(key) for key in struck]
+
+
 def useless(db: Connection, layout: Layout) -> list[int]:
-    """Entries without their file, and unpinned ones that this build cannot read."""
+    """Entries without their file, unpinned ones that this build cannot read, dependents."""
     known = known_needs()
     query = """
         SELECT e.n, e.id, e.size, e.pinned, t.needs FROM entries e
-        JOIN trees t ON t.id = -e.tree WHERE e.removed = 0
+        JOIN trees t ON t.id = -e.tree WHERE e.removed < 2
     """
     found = []
     for n, key, size, pinned, needs in db.execute(query):
         foreign = not pinned and not known.issuperset(needs.split())
         if foreign or _size(layout.path(key)) != size:
-            found.append(n)
+            found += [n, *rows.dependents(db, n)]
     return found
 
 
@@ -84,11 +97,9 @@ def remake(db: Connection, layout: Layout) -> list[Path]:
         query = "UPDATE entries SET (created, used, uses, pinned) = (?, ?, ?, ?) WHERE id = ?"
         db.execute(query, (*values, key))
         if removed:
-            rows.take_out(db, [n for (n,) in db.execute(_NUMBER, (key,)).fetchall()])
+            query = "SELECT n FROM entries WHERE id = ?"
+            rows.take_out(db, [n for (n,) in db.execute(query, (key,)).fetchall()])
     return rejected
-
-
-_NUMBER = "SELECT n FROM entries WHERE id = ?"
 
 
 def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
@@ -101,6 +112,10 @@ def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
         found = _size(layout.path(key))
         if found != size:
             yield key, f"{'no file' if found is None else f'{found} bytes'}, expected {size} bytes"
+    query = "SELECT e.id, base FROM stands JOIN entries e ON e.n = entry ORDER BY e.id, base"
+    for key, base in db.execute(query).fetchall():
+        if base not in listed:
+            yield key, f"stands on {base}, which is not there"
     for path in layout.files():
         if path != layout.path(path.stem) or path.stem not in listed:
             yield str(path), "stands in no index; gc enters it, or removes it if it is no entry"
@@ -110,5 +125,11 @@ def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
         SELECT e.id FROM entries e LEFT JOIN nodes n ON n.id = e.node
         WHERE e.removed = 0 AND n.depth IS NOT e.tokens AND e.tokens > 0
     """
-    for (key,) in db.execute(query):
+    for (key,) in db.execute(query).fetchall():
         yield key, "cannot be found by its tokens; reindex enters it anew"
+    query = """
+        SELECT count(*) FROM nodes n WHERE NOT EXISTS (SELECT 1 FROM entries WHERE node = n.id)
+        AND (SELECT count(*) FROM nodes c WHERE c.parent = n.id) < 2
+    """
+    if count := db.execute(query).fetchone()[0]:
+        yield "index", f"{count} nodes lead nowhere; reindex makes it again"

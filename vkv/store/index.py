@@ -68,12 +68,17 @@ class Index:
         finally:
             db.execute("COMMIT")
 
+    def close(self) -> None:
+        """Let go of the file; the next call opens it again."""
+        with self._lock:
+            if self._db is not None and self._pid == os.getpid():
+                self._db.close()
+            self._db = None
+
     def reset(self) -> None:
         """Begin with an empty index, whatever is in its file."""
         with self._lock:
-            if self._db is not None:
-                self._db.close()
-            self._db = None
+            self.close()
             for suffix in ("", "-wal", "-shm"):
                 path = self.layout.index
                 path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -47,11 +47,10 @@ class Layout:
             path.mkdir(mode=MODE, parents=True, exist_ok=True)
 
     def accept(self, written: Path, key: str) -> Path:
-        """Move a finished file to its place, for good."""
+        """Move a finished file to its place; ``sync`` its folder when there is time."""
         target = self.path(key)
         target.parent.mkdir(mode=MODE, exist_ok=True)
         os.replace(written, target)
-        sync(target.parent)
         return target
 
     @contextlib.contextmanager

@@ -10,6 +10,9 @@ from vkv.store.describe import known_needs
 from vkv.store.layout import Layout
 from vkv.store.tree import WIDTH, Way
 
+#: Tokens that are worth standing on another file: each reference costs some 100 bytes.
+LEAST = 64
+
 
 def longest(db: Connection, layout: Layout, model: bytes, tokens: bytes) -> tuple[Row, int] | None:
     """The entry that covers most leading ``tokens``, and how many it covers.
@@ -29,19 +32,55 @@ def longest(db: Connection, layout: Layout, model: bytes, tokens: bytes) -> tupl
     return max(found, key=lambda match: (match[1], match[0]["used"]), default=None)
 
 
-def _trees(db: Connection, model: bytes) -> Iterator[tuple[int, bool]]:
-    """Roots of the model's trees that this build can read, and whether they trim."""
+def ancestor(
+    db: Connection, layout: Layout, model: bytes, tokens: bytes, codecs: set[str]
+) -> Row | None:
+    """The longest entry of some codecs whose tokens all lead, to stand on.
+
+    Args:
+        db: Of the store.
+        layout: Of the store.
+        model: Id of the model.
+        tokens: Of what shall be stored.
+        codecs: Names of its codecs, ``raw`` left out.
+
+    Raises:
+        DamagedError: As ``longest``.
+    """
+    found = [
+        whole
+        for top, _ in _trees(db, model, codecs)
+        if (whole := whole_prefix(db, tree.search(db, top, tokens, _reader(layout))))
+        and whole[1] >= LEAST
+    ]
+    best = max(found, key=lambda match: (match[1], match[0]["used"]), default=None)
+    return None if best is None else best[0]
+
+
+def _reader(layout: Layout) -> tree.Read:
+    return lambda row: rows.tokens_of(layout, row)
+
+
+def _trees(
+    db: Connection, model: bytes, codecs: set[str] | None = None
+) -> Iterator[tuple[int, bool]]:
+    """Roots of the model's trees that this build can read, and whether they trim.
+
+    With ``codecs``, those of exactly these, ``raw`` left out.
+    """
     known = known_needs()
     query = "SELECT id, needs, trims FROM trees WHERE model = ?"
     for number, needs, trims in db.execute(query, (model,)).fetchall():
-        if known.issuperset(needs.split()):
+        words = needs.split()
+        named = {word.partition("@")[0] for word in words if word[0] != "+"} - {"raw", "vkv"}
+        if known.issuperset(words) and codecs in (None, named):
             yield -number, bool(trims)
 
 
 def _matches(
     db: Connection, layout: Layout, top: int, trims: bool, tokens: bytes
 ) -> Iterator[tuple[Row, int]]:
-    way = tree.search(db, top, tokens, lambda row: rows.tokens_of(layout, row))
+    way = tree.search(db, top, tokens, _reader(layout))
     if trims and way.common:
         yield tree.below(db, way.exit), way.common
     if not trims and (whole := whole_prefix(db, way)):

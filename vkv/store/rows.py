@@ -22,14 +22,16 @@ SCHEMA = (
     tree.SCHEMA
     + """
 CREATE TABLE entries (
-    n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, tree INTEGER NOT NULL, node INTEGER,
+    n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, content BLOB NOT NULL,
+    tree INTEGER NOT NULL, node INTEGER,
     size INTEGER NOT NULL, tokens INTEGER NOT NULL, tokens_at INTEGER NOT NULL,
     digest BLOB NOT NULL, label TEXT NOT NULL, codec TEXT NOT NULL,
     created REAL NOT NULL, used REAL NOT NULL, uses INTEGER NOT NULL DEFAULT 0,
     pinned INTEGER NOT NULL DEFAULT 0, removed INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX entries_by_node ON entries (node);
 CREATE INDEX entries_by_use ON entries (removed, used, size);
-CREATE TABLE stands (entry INTEGER NOT NULL, base INTEGER NOT NULL, PRIMARY KEY (entry, base))
+CREATE INDEX entries_by_content ON entries (content);
+CREATE TABLE stands (entry INTEGER NOT NULL, base TEXT NOT NULL, PRIMARY KEY (entry, base))
     WITHOUT ROWID;
 CREATE INDEX stands_by_base ON stands (base);
 PRAGMA user_version = 1;
@@ -39,7 +41,8 @@ PRAGMA user_version = 1;
 _log = logging.getLogger("vkv.store")
 
 _ENTRY = """
-SELECT e.*, t.model FROM entries e JOIN trees t ON t.id = -e.tree WHERE e.removed = 0
+SELECT e.*, t.model, (SELECT group_concat(base) FROM stands WHERE entry = e.n) AS bases
+FROM entries e JOIN trees t ON t.id = -e.tree WHERE e.removed = 0
 """
 
 
@@ -53,6 +56,7 @@ def entry(layout: Layout, row: Row) -> Entry:
         model=row["model"].hex(),
         label=row["label"],
         codec=row["codec"],
+        files=tuple((row["bases"] or "").split(",")) if row["bases"] else (),
         created=row["created"],
         used=row["used"],
         uses=row["uses"],
@@ -108,20 +112,26 @@ def by_number(db: Connection, layout: Layout, number: int) -> Entry:
 
 
 def add(db: Connection, layout: Layout, what: Description, when: float) -> int:
-    """Enter a file; its number. One that was taken out and not yet swept comes back."""
+    """Enter a file; its number. One that was taken out and not yet swept comes back.
+
+    What it stands on must be, or come, in the index too.
+    """
     top = tree.root(db, what.model, what.needs, what.trims)
     node = _insert(db, layout, top, what.tokens)
     query = """
-        INSERT INTO entries (id, tree, node, size, tokens, tokens_at, digest, label, codec,
-                             created, used)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        INSERT INTO entries (id, content, tree, node, size, tokens, tokens_at, digest, label,
+                             codec, created, used)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (id) DO UPDATE SET node = excluded.node, removed = 0,
             used = max(used, excluded.used)
         RETURNING n
     """
-    own = (what.key, top, node, what.size, what.count, what.tokens_at, what.digest)
+    own = (what.key, what.content, top, node, what.size, what.count, what.tokens_at, what.digest)
     values = (*own, what.label, what.codec, when, when)
-    return int(db.execute(query, values).fetchone()[0])
+    number = int(db.execute(query, values).fetchone()[0])
+    pairs = [(number, base) for base in what.bases]
+    db.executemany("INSERT OR IGNORE INTO stands (entry, base) VALUES (?, ?)", pairs)
+    return number
 
 
 def _insert(db: Connection, layout: Layout, top: int, tokens: bytes) -> int:
@@ -146,13 +156,16 @@ def tokens_of(layout: Layout, row: Row) -> bytes:
 
 
 def take_out(db: Connection, numbers: Iterable[int]) -> None:
-    """Take entries out of listing and answers; ``sweep`` removes files nobody stands on."""
+    """Take entries out of listing and answers; ``sweep`` removes files nobody stands on.
+
+    The files of the others stay until nobody does.
+    """
     for n in numbers:
-        query = "UPDATE entries SET removed = ?, node = NULL, pinned = 0 WHERE n = ?"
-        node = db.execute("SELECT node FROM entries WHERE n = ?", (n,)).fetchone()[0]
-        db.execute(query, (HELD, n))
-        if node is not None:
-            tree.prune(db, node)
+        query = "SELECT node FROM entries WHERE n = ? AND removed = ?"
+        if found := db.execute(query, (n, LIVE)).fetchone():
+            query = "UPDATE entries SET removed = ?, node = NULL, pinned = 0 WHERE n = ?"
+            db.execute(query, (HELD, n))
+            tree.prune(db, found[0])
         _release(db, n)
 
 
@@ -161,19 +174,45 @@ def _release(db: Connection, number: int) -> None:
     ready = [number]
     while ready:
         n = ready.pop()
-        state = db.execute("SELECT removed FROM entries WHERE n = ?", (n,)).fetchone()[0]
-        stood_on = db.execute("SELECT 1 FROM stands WHERE base = ? LIMIT 1", (n,)).fetchone()
-        if state == LIVE or stood_on:
+        query = "UPDATE entries SET removed = ? WHERE n = ? AND removed = ? AND NOT EXISTS (%s)"
+        stands = "SELECT 1 FROM stands s WHERE s.base = entries.id"
+        if not db.execute(query % stands, (DEAD, n, HELD)).rowcount:
             continue
-        db.execute("UPDATE entries SET removed = ? WHERE n = ?", (DEAD, n))
         query = "DELETE FROM stands WHERE entry = ? RETURNING base"
-        ready += [base for (base,) in db.execute(query, (n,)).fetchall()]
+        bases = db.execute(query, (n,)).fetchall()
+        ready += [m for (base,) in bases for (m,) in db.execute(_NUMBER, (base,))]
+
+
+_NUMBER = "SELECT n FROM entries WHERE id = ?"
+
+
+def dependents(db: Connection, number: int) -> list[int]:
+    """Entries that stand on this one."""
+    query = "SELECT entry FROM stands WHERE base = (SELECT id FROM entries WHERE n = ?)"
+    return [n for (n,) in db.execute(query, (number,)).fetchall()]
+
+
+def with_content(db: Connection, layout: Layout, content: bytes) -> int | None:
+    """The entry that holds the same, if its file is there."""
+    query = "SELECT n, id FROM entries WHERE content = ? AND removed = 0"
+    for n, key in db.execute(query, (content,)).fetchall():
+        if layout.path(key).exists():
+            return int(n)
+    return None
+
+
+def missing(db: Connection, layout: Layout, bases: Iterable[str]) -> str | None:
+    """The first of some files that is not there to stand on."""
+    for base in bases:
+        if not db.execute(_NUMBER, (base,)).fetchone() or not layout.path(base).exists():
+            return base
+    return None
 
 
 def drop(db: Connection, row: Row, reason: Exception) -> None:
-    """Take out an entry whose file is damaged, and say so in one line."""
+    """Take out an entry whose file is damaged, and what stands on it; say so in one line."""
     _log.warning("%s is damaged and was taken out: %s", row["id"], reason)
-    take_out(db, [row["n"]])
+    take_out(db, [*dependents(db, row["n"]), row["n"]])
 
 
 def sweep(db: Connection, layout: Layout) -> None:
@@ -187,6 +226,6 @@ def sweep(db: Connection, layout: Layout) -> None:
         db.execute("DELETE FROM entries WHERE n = ?", (n,))
 
 
-def touch(db: Connection, key: str) -> None:
-    """Note that an entry was answered."""
-    db.execute("UPDATE entries SET used = ?, uses = uses + 1 WHERE id = ?", (time.time(), key))
+def touch(db: Connection, number: int) -> None:
+    """Note that an entry was used."""
+    db.execute("UPDATE entries SET used = ?, uses = uses + 1 WHERE n = ?", (time.time(), number))

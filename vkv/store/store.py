@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vkv.errors import VkvError
 from vkv.store import answer, rows, units, upkeep
-from vkv.store.enter import check, copy, take_in
+from vkv.store.enter import ancestor, bases, bring, give, take_in
 from vkv.store.entry import Collected, Entry, Found, Hit, Stats
 from vkv.store.evict import Limits
 from vkv.store.index import Index
@@ -17,6 +19,8 @@ from vkv.store.layout import Layout
 if TYPE_CHECKING:
     from vkv.live.save import CodecSpec, Progress
     from vkv.validate import Report
+
+_log = logging.getLogger("vkv.store")
 
 
 class PromptStore:
@@ -66,7 +70,8 @@ class PromptStore:
     ) -> Entry:
         """Store a prompt's cache, whole or not at all.
 
-        Makes room by evicting others, never pinned ones.
+        A conversation that grew stands on the longest stored one that it begins with:
+        only what is new is written. Room is made by evicting others, never pinned ones.
 
         Args:
             cache: One mlx-lm cache per layer, holding exactly ``tokens``.
@@ -78,7 +83,7 @@ class PromptStore:
             progress: Called with (bytes done, bytes in all).
 
         Returns:
-            The entry. Putting the same again gives the same entry.
+            The entry. Putting the same again gives the same entry, and writes nothing.
 
         Raises:
             VkvError: As ``vkv.save``; or it does not fit into ``max_bytes`` beside
@@ -87,18 +92,34 @@ class PromptStore:
         """
         from vkv.live.save import save
 
-        with self._layout.desk() as desk:
-            info = save(
-                desk / "new.vkv", cache, tokens=tokens, model=model, tokenizer=tokenizer,
-                codec=codec, metadata=metadata, progress=progress,
-            )  # fmt: skip
-            return take_in(self._index, self.limits, Path(info.path))
+        def write(**parent: Any) -> Entry:
+            with self._layout.desk() as desk:
+                path = desk / "new.vkv"
+                save(
+                    path, cache, tokens=tokens, model=model, tokenizer=tokenizer, codec=codec,
+                    metadata=metadata, progress=progress, **parent,
+                )  # fmt: skip
+                return take_in(self._index, self.limits, path)
 
-    def add(self, path: str | os.PathLike[str]) -> Entry:
+        parent = ancestor(self._index, _model_id(model), tokens, codec)
+        if parent is not None:
+            try:
+                return write(parent=parent.path, files=bases(self._layout, parent))
+            except (VkvError, FileNotFoundError) as exc:  # evicted meanwhile, or damaged
+                _log.info("%s is not stood on: %s", parent.id, exc)
+        return write()
+
+    def add(
+        self, path: str | os.PathLike[str], *, files: Iterable[str | os.PathLike[str]] | None = None
+    ) -> Entry:
         """Store a copy of a ``.vkv`` file, after checking every byte of it.
+
+        What it stands on is copied in too, unless the store has it.
 
         Args:
             path: The file; it must name its model and hold its tokens.
+            files: Where the files are found that it stands on; its own folder if not
+                given.
 
         Returns:
             The entry.
@@ -109,8 +130,7 @@ class PromptStore:
         """
         with self._layout.desk() as desk:
             own = desk / "new.vkv"
-            copy(Path(path), own)
-            check(own, os.fspath(path))
+            bring(self._index, Path(path), own, files)
             return take_in(self._index, self.limits, own)
 
     def find(self, tokens: Any, *, model: Any) -> Found | None:
@@ -257,7 +277,7 @@ class PromptStore:
         return upkeep.reindex(self._index)
 
     def export(self, key: str, path: str | os.PathLike[str]) -> Entry:
-        """Write an entry to a file of its own; an existing one is replaced in one step.
+        """Write an entry to a file that stands alone; an existing one is replaced in one step.
 
         Args:
             key: Its id.
@@ -272,7 +292,7 @@ class PromptStore:
         """
         with self._index.read() as db:
             entry = rows.by_number(db, self._layout, rows.resolve(db, key))
-        copy(entry.path, Path(path))
+        give(self._layout, entry, Path(path))
         return entry
 
 

@@ -104,8 +104,14 @@ def search(db: Connection, tree: int, tokens: bytes, read: Read) -> Way:
 
 
 def below(db: Connection, node: int) -> Row:
-    """The entry at ``node``, the one used last of several, or one below it."""
-    found: Row = db.execute(_BELOW, {"node": node}).fetchone()
+    """The entry at ``node``, the one used last of several, or one below it.
+
+    Raises:
+        VkvError: There is none: the tree is broken.
+    """
+    found: Row | None = db.execute(_BELOW, {"node": node}).fetchone()
+    if found is None:
+        raise VkvError(f"node {node} leads nowhere; `vkv store reindex` makes the index again")
     return found
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from sqlite3 import DatabaseError
 from typing import TYPE_CHECKING
 
+from vkv import header
+from vkv.document import open_document
 from vkv.errors import VkvError
 from vkv.store import files, rows
 from vkv.store.entry import Collected
@@ -61,14 +63,20 @@ def _compare(index: Index) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _file_findings(index: Index, key: str, deep: bool) -> Iterator[Finding]:
+    """What is wrong with a file; with ``deep``, also with what it uses of others."""
     from vkv.validate import Finding, validate
 
+    layout = index.layout
     try:
-        found = validate(index.layout.path(key), deep=deep).findings
+        with open_document(layout.path(key)) as document:
+            places = [layout.path(base.hex()) for base in header.files(document.header)]
+        found = validate(layout.path(key), deep=deep, files=places if deep else ()).findings
     except FileNotFoundError:  # evicted meanwhile
         return
+    except VkvError as exc:
+        found = [Finding("error", exc.rule, exc.at, exc.message)]
     for f in found:
-        if f.severity == "error":
+        if f.severity == "error" and (deep or f.rule != "H12"):
             yield Finding(f.severity, f.rule, f"{key}.{f.at}" if f.at else key, f.message)
 
 
