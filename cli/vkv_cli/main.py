@@ -24,6 +24,7 @@ COMMANDS = {
         "Turn an mlx-lm prompt cache, or a .vkv file, into a .vkv file.",
     ),
     "diff": ("diff:diff", "Show what differs between two files."),
+    "store": ("store:store", "Keep prompts on this machine and find them again."),
     "bench": ("bench:bench", "Measure rate, quality and speed of codecs on a model."),
     "demo": ("demo:demo", "Save, inspect and resume a prompt of a real model."),
 }

@@ -11,14 +11,13 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
-from vkv import header
 from vkv.atomic import replacing
 from vkv.document import open_document
 from vkv.elsewhere import Files, Place, beside
 from vkv.errors import MissingFileError, VkvError
 from vkv.inline import inline
 from vkv.store import lookup, rows
-from vkv.store.describe import describe
+from vkv.store.describe import describe, of
 from vkv.store.entry import Entry
 from vkv.store.evict import Limits, evict
 from vkv.store.index import Index
@@ -107,7 +106,7 @@ def bring(index: Index, path: Path, own: Path, files: Iterable[Place] | None) ->
         VkvError: The file is damaged, or stands on a file that is nowhere to be found.
     """
     with open_document(path) as source:
-        needed = [key.hex() for key in header.files(source.header)]
+        needed = of(source).bases
         with index.read() as db:
             here = rows.missing(db, index.layout, needed) is None
         if here:

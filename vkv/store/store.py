@@ -180,6 +180,12 @@ class PromptStore:
         with self._index.read() as db:
             return rows.entries(db, self._layout)
 
+    def entries(self, *ids: str) -> list[Entry]:
+        """Entries by id. Raises as ``rm``."""
+        with self._index.read() as db:
+            numbers = [rows.resolve(db, key) for key in ids]
+            return [rows.by_number(db, self._layout, n) for n in numbers]
+
     def stats(self) -> Stats:
         """How much there is. ``bytes`` is the size of all files together."""
         with self._index.read() as db:

@@ -1,0 +1,35 @@
+"""``vkv store add``: copies of files."""
+
+from __future__ import annotations
+
+import click
+
+import vkv
+from vkv_cli import text
+from vkv_cli.commands.store.common import store_option
+from vkv_cli.files import each_file, files_argument
+from vkv_cli.options import files_option
+
+
+@click.command()
+@files_argument
+@store_option
+@files_option
+@text.json_option
+def add(
+    files: tuple[str, ...], store: vkv.PromptStore, places: list[str] | None, as_json: bool
+) -> int:
+    """Take copies of .vkv files in, after checking every byte.
+
+    A file must name its model and hold its tokens. What it stands on comes with it.
+    """
+
+    def take(path: str) -> bool:
+        entry = store.add(path, files=places)
+        if as_json:
+            text.echo_json({"schema_version": 1, **entry.to_dict()})
+        else:
+            click.echo(f"{text.printable(path)}: {entry.id}, {entry.tokens:,} tokens")
+        return True
+
+    return each_file(files, take)

@@ -1,0 +1,81 @@
+"""What the commands of ``vkv store`` share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+import vkv
+from vkv.errors import VkvError
+from vkv.store import Entry
+from vkv.store.units import age, size
+from vkv_cli import text
+
+#: ``store: PromptStore``.
+store_option = click.option(
+    "--store", metavar="DIR", callback=lambda _, __, value: vkv.PromptStore(value),
+    help="The store's directory.  [default: store in $VKV_CACHE_DIR, else in vkv in "
+    "$XDG_CACHE_HOME, else ~/.cache/vkv/store]",
+)  # fmt: skip
+ids_argument = click.argument("ids", nargs=-1, required=True, metavar="ID...")
+
+
+def _in_units(parse: Callable[[str], float]) -> Callable[..., float | None]:
+    """A callback that turns ``20GB``, or ``7d``, into a number."""
+
+    def convert(_: click.Context, param: click.Parameter, value: str | None) -> float | None:
+        try:
+            return None if value is None else parse(value)
+        except VkvError as exc:
+            raise click.BadParameter(f"{exc}.", param=param) from None
+
+    return convert
+
+
+def size_option(name: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as click has it
+    """An option that takes a size like ``20GB``."""
+    return click.option(name, metavar="SIZE", callback=_in_units(size), help=help)
+
+
+def age_option(name: str, help: str) -> Callable[..., Any]:  # noqa: A002
+    """An option that takes an age like ``7d``."""
+    return click.option(name, metavar="AGE", callback=_in_units(age), help=help)
+
+
+def since(moment: float) -> str:
+    """``5 min ago``: how long ago a time of the clock was."""
+    passed = time.time() - moment
+    for seconds, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if passed >= 2 * seconds:
+            return f"{passed // seconds:.0f} {name} ago"
+    return "just now"
+
+
+def total(entries: Iterable[Entry]) -> str:
+    """``3 entries, 1.2 GB``."""
+    sizes = [entry.size for entry in entries]
+    return f"{count(len(sizes), 'entry', 'entries')}, {text.size(sum(sizes))}"
+
+
+def count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def show(entries: Iterable[Entry], as_json: bool) -> None:
+    """One line, or one JSON object, an entry."""
+    if as_json:
+        for entry in entries:
+            text.echo_json({"schema_version": 1, **entry.to_dict()})
+        return
+    rows = [("ID", "SIZE", "TOKENS", "USED", "MODEL", "CODEC"), *map(_row, entries)]
+    for line in text.table(rows, right=(1, 2, 3)):
+        click.echo(line)
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    name = entry.id[:12] + (" (pinned)" if entry.pinned else "")
+    own = (name, text.size(entry.size), f"{entry.tokens:,}", since(entry.used))
+    return (*own, text.printable(entry.label), text.printable(entry.codec))

@@ -1,0 +1,109 @@
+"""``vkv store ls``: entries, sorted and sifted as in ``hf cache ls``. Imports no MLX."""
+
+from __future__ import annotations
+
+import operator
+import re
+import time
+from collections.abc import Callable
+
+import click
+
+import vkv
+from vkv.errors import VkvError
+from vkv.store import Entry
+from vkv.store.units import age, size
+from vkv_cli.commands.store.common import show, store_option, total
+from vkv_cli.text import json_option
+
+Test = Callable[[Entry], bool]
+
+SORTS = ("used", "size", "created", "tokens", "uses")
+_NUMBERS: dict[str, Callable[[str], float]] = {
+    "size": size, "tokens": int, "uses": int, "used": age, "created": age,
+}  # fmt: skip
+_OPERATORS = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq,
+}  # fmt: skip
+_FILTER = re.compile(r"\s*(\w+)\s*(>=|<=|>|<|=)\s*(.+?)\s*")
+
+
+def _parsed(text: str) -> Test:
+    """``size>1GB`` as a test of an entry.
+
+    Raises:
+        VkvError: Malformed, or of an unknown field.
+    """
+    parts = _FILTER.fullmatch(text)
+    name, sign, value = parts.groups() if parts else ("", "", "")
+    if name in ("model", "codec") and sign == "=":
+        return lambda entry: any(x.startswith(value) for x in _texts(entry, name))
+    if name not in _NUMBERS:
+        raise VkvError(f"{text!r}: expected size, tokens, uses, used, created, model or codec")
+    limit, compare = _NUMBERS[name](value), _OPERATORS[sign]
+    if name in ("used", "created"):  # an age
+        now = time.time()
+        return lambda entry: compare(now - getattr(entry, name), limit)
+    return lambda entry: compare(getattr(entry, name), limit)
+
+
+def _texts(entry: Entry, name: str) -> tuple[str, ...]:
+    return (entry.label, entry.model) if name == "model" else (entry.codec,)
+
+
+def _filters(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Test]:
+    try:
+        return [_parsed(value) for value in values]
+    except (VkvError, ValueError) as exc:
+        raise click.BadParameter(str(exc), param=param) from None
+
+
+def _sort(_: click.Context, param: click.Parameter, value: str) -> tuple[str, bool]:
+    name, __, order = value.partition(":")
+    if name not in SORTS or order not in ("", "asc", "desc"):
+        raise click.BadParameter(f"{value!r} is not one of {', '.join(SORTS)}", param=param)
+    return name, order != "asc"
+
+
+@click.command()
+@store_option
+@click.option(
+    "--sort",
+    metavar="FIELD[:asc]",
+    default="used",
+    show_default=True,
+    callback=_sort,
+    help=f"{', '.join(SORTS)}; the largest or latest first, unless :asc follows.",
+)
+@click.option(
+    "--filter",
+    "tests",
+    multiple=True,
+    metavar="EXPR",
+    callback=_filters,
+    help='"size>1GB", "tokens>=4096", "used>7d" (not used for longer), "model=…" and "codec=…" '
+    "(what it begins with); repeatable.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only ids.")
+@json_option
+def ls(
+    store: vkv.PromptStore,
+    sort: tuple[str, bool],
+    tests: list[Test],
+    limit: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """List entries."""
+    name, descending = sort
+    found = [entry for entry in store.ls() if all(test(entry) for test in tests)]
+    found.sort(key=operator.attrgetter(name), reverse=descending)
+    found = found[:limit]
+    if quiet:
+        for entry in found:
+            click.echo(entry.id)
+    elif found or as_json:
+        show(found, as_json)
+    if not (quiet or as_json):
+        click.echo(f"{total(found)} in {store.root}")

@@ -1,0 +1,36 @@
+"""``vkv store rm``: remove entries."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+import vkv
+from vkv_cli.commands.store.common import ids_argument, show, store_option, total
+from vkv_cli.text import json_option
+
+
+@click.command()
+@ids_argument
+@store_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def rm(
+    ids: tuple[str, ...], store: vkv.PromptStore, yes: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Remove entries, also pinned ones; all or none.
+
+    The bytes of a file that others stand on stay until those are gone.
+    """
+    if not (yes or dry_run):
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody to ask: give --yes.")
+        show(store.entries(*ids), False)
+        click.confirm("Remove?", abort=True, err=True)
+    found = store.entries(*ids) if dry_run else store.rm(*ids)
+    if as_json:
+        show(found, True)
+    else:
+        click.echo(f"{'would remove' if dry_run else 'removed'} {total(found)}")

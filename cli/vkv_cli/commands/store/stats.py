@@ -1,0 +1,29 @@
+"""``vkv store stats``: how much there is. Imports no MLX."""
+
+from __future__ import annotations
+
+import click
+
+import vkv
+from vkv_cli import text
+from vkv_cli.commands.store.common import store_option
+
+
+@click.command()
+@store_option
+@text.json_option
+def stats(store: vkv.PromptStore, as_json: bool) -> None:
+    """Say how much there is."""
+    found = store.stats()
+    if as_json:
+        text.echo_json(found.to_dict())
+        return
+    rows = [
+        ("store", text.printable(str(found.root))),
+        ("entries", f"{found.entries:,}, of {found.models:,} models, {found.tokens:,} tokens"),
+        ("size", text.exact_size(found.bytes)),
+        ("pinned", text.size(found.pinned)),
+        ("removed, but stood on", text.size(found.held)),
+    ]
+    for line in text.table(rows):
+        click.echo(line)

@@ -1,0 +1,186 @@
+"""``vkv store``: the whole of it on a tiny model."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import click
+import pytest
+from vkv_cli import main as entry
+from vkv_cli.commands.store import COMMANDS, store
+from vkv_cli.main import main
+
+import vkv
+
+HEAVY = ("mlx", "mlx_lm", "transformers", "numpy", "rich", "huggingface_hub", "safetensors")
+
+
+@pytest.fixture(scope="session")
+def made(model, tmp_path_factory):
+    """Files of three prompts, and a store with them."""
+    place = tmp_path_factory.mktemp("made")
+    for n, prompt in enumerate(("Hello", "Hello, you", "x" * 200)):
+        path = str(place / f"{n}.vkv")
+        assert main(["save", "--model", str(model), "--prompt", prompt, "-o", path]) == 0
+        assert main(["store", "add", path, "--store", str(place / "store")]) == 0
+    return place
+
+
+@pytest.fixture
+def kept(run, made, tmp_path):
+    """A way to run ``vkv store`` on a copy of that store."""
+    shutil.copytree(made / "store", tmp_path / "store")
+
+    def act(command, *args, **options):
+        return run("store", command, *args, "--store", tmp_path / "store", **options)
+
+    return act
+
+
+def ids(act, *args):
+    return act("ls", "-q", *args).out.split()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_row_of_the_table_is_a_command(name):
+    command = store.get_command(click.Context(store), name)
+    assert command.name == name
+    assert command.help
+    for param in command.params:
+        assert isinstance(param, click.Argument) or param.help, f"{param.name} says what it does"
+
+
+@pytest.mark.parametrize("args", [["ls"], ["ls", "--json"], ["stats"], ["-h"], ["rm", "-h"]])
+def test_starts_without_the_heavy_modules(kept, tmp_path, args):
+    code = (
+        "import sys; from vkv_cli.main import main; status = main(['store', *sys.argv[2:]]);"
+        "print([m for m in sys.argv[1].split(',') if m in sys.modules], file=sys.stderr);"
+        "sys.exit(status)"
+    )
+    args = args if "-h" in args else [*args, "--store", str(tmp_path / "store")]
+    command = [sys.executable, "-c", code, ",".join(HEAVY), *args]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_ls(kept, tmp_path):
+    lines = kept("ls").out.splitlines()
+    assert lines[0].split() == ["ID", "SIZE", "TOKENS", "USED", "MODEL", "CODEC"]
+    assert len(lines) == 5
+    assert "just now" in lines[1]
+    assert lines[-1].startswith("3 entries, ")
+    entries = [json.loads(line) for line in kept("ls", "--json").out.splitlines()]
+    assert {e["schema_version"] for e in entries} == {1}
+    assert [e["id"] for e in entries] == ids(kept)
+
+
+@pytest.mark.parametrize(
+    ("args", "order"),
+    [
+        ([], [2, 1, 0]),
+        (["--sort", "size"], [2, 1, 0]),
+        (["--sort", "tokens:asc"], [0, 1, 2]),
+        (["--limit", "1"], [2]),
+        (["--filter", "size>1GB"], []),
+        (["--filter", "tokens<100"], [1, 0]),
+        (["--filter", "tokens<100", "--filter", "used<1h", "--sort", "created:asc"], [0, 1]),
+        (["--filter", "used>7d"], []),
+        (["--filter", "codec=raw"], [2, 1, 0]),
+        (["--filter", "model=nobody"], []),
+    ],
+)
+def test_ls_sorts_and_sifts(kept, made, args, order):
+    known = [vkv.inspect(made / f"{n}.vkv").id for n in range(3)]
+    assert ids(kept, *args) == [known[n] for n in order]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["ls", "--sort", "colour"], "'colour' is not one of used, size, created, tokens, uses"),
+        (["ls", "--filter", "size"], "'size': expected size, tokens, uses, used"),
+        (["ls", "--filter", "size>7x"], "'7x' is not a size like 20GB"),
+        (["gc", "--max-bytes", "20XB"], "'20XB' is not a size like 20GB."),
+        (["gc", "--max-age", "1y"], "'1y' is not an age like 7d."),
+        (["rm"], "Missing argument 'ID...'"),
+        (["rm", "abcd"], "nobody to ask: give --yes."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_status_2(run, tmp_path, args, message):
+    ran = run("store", *args, "--store", tmp_path / "store")
+    assert (ran.status, ran.out) == (2, "")
+    assert message in ran.err
+
+
+def test_get_says_which_and_exports_what_generate_goes_on_from(kept, run, model, tmp_path):
+    options = ("--model", model, "--prompt")
+    found = kept("get", *options, "Hello, you there", "-o", tmp_path / "out.vkv")
+    assert found.out == f"{ids(kept)[1]} covers 16 of 22 tokens\n"
+    ran = run("generate", tmp_path / "out.vkv", "--model", model, "-p", " there", "-m", 2)
+    assert (ran.status, "16 tokens reused" in ran.err) == (0, True)
+    got = kept("get", *options, "-", "--json", stdin="Hello, y").json
+    assert got["tokens"] == {"prompt": 14, "covered": 13}
+    missing = kept("get", *options, "zzz", "--ignore-chat-template")
+    assert (missing.status, missing.out) == (1, "nothing stored begins like these 3 tokens\n")
+
+
+def test_rm_asks_on_a_terminal(kept, monkeypatch, tmp_path):
+    first, *_, last = ids(kept)
+    assert kept("rm", first, "--dry-run").out.startswith("would remove 1 entry, ")
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    for answer, status, left in (("n\n", 130, 3), ("y\n", 0, 2)):
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        assert main(["store", "rm", first, "--store", str(tmp_path / "store")]) == status
+        assert len(ids(kept)) == left
+    assert kept("rm", "-y", last[:8]).out.startswith("removed 1 entry, ")
+    assert kept("rm", "-y", last).err == f"vkv: error: no entry with id {last}\n"
+
+
+def test_pin_and_gc(kept):
+    key = ids(kept)[0]
+    assert kept("pin", key[:6]).out.startswith("pinned 1 entry, ")
+    assert f"{key[:12]} (pinned)" in kept("ls").out
+    said = kept("gc", "--max-bytes", "1kB", "--dry-run").out.splitlines()[-1]
+    assert said.startswith("would remove 2 entries, ")
+    assert kept("gc", "--max-bytes", "1kB", "--json").json["freed"] > 0
+    assert ids(kept) == [key]
+    assert kept("unpin", key).status == 0
+    assert kept("gc", "--max-age", "0s").out.splitlines()[-1].startswith("removed 1 entry, ")
+
+
+def test_verify_stats_reindex_export(kept, tmp_path):
+    root = tmp_path / "store"
+    assert kept("verify", "--deep").out == f"{root}: ok\n"
+    assert kept("stats", "--json").json["entries"] == 3
+    assert kept("stats").out.splitlines()[1].split()[:2] == ["entries", "3,"]
+    assert kept("reindex").out == f"{root}: 3 entries\n"
+    key = ids(kept)[0]
+    assert kept("export", key[:9], tmp_path / "e.vkv").out.startswith(f"{tmp_path}/e.vkv: ")
+    assert (tmp_path / "e.vkv").read_bytes() == (root / f"objects/{key[:2]}/{key}.vkv").read_bytes()
+    (root / f"objects/{key[:2]}/{key}.vkv").unlink()
+    ran = kept("verify")
+    assert ran.status == 1
+    assert ran.out.splitlines()[0].startswith(f"error: {key}: no file, expected ")
+    assert ran.out.splitlines()[1] == f"{root}: 1 finding"
+    assert kept("verify", "--json").json["ok"] is False
+
+
+def test_add_says_what_is_wrong(kept, made, tmp_path):
+    vkv.save(tmp_path / "bare.vkv", [])
+    ran = kept("add", tmp_path / "bare.vkv", made / "0.vkv")
+    assert ran.status == 1
+    assert "bare.vkv: the file names no model, so no prompt can be matched" in ran.err
+    assert len(ran.out.splitlines()) == 1
+
+
+def test_it_is_in_the_table():
+    assert entry.cli.get_command(click.Context(entry.cli), "store") is store
