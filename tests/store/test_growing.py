@@ -9,6 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 import vkv
 from fixtures.models import tiny
 from tests.store.test_upkeep import consistent, flip
+from vkv.errors import MissingFileError
 
 FIRST, TURN = 400, 20  # a twentieth, as 200 tokens on a conversation of 4,000
 TOKENS = [(7 * i) % 251 for i in range(FIRST + 3 * TURN)]
@@ -100,10 +101,22 @@ def test_export_stands_alone_and_add_takes_it_back(chat, wide, tmp_path):
     hit = store.get([*TOKENS, 0], model=wide)
     assert mx.array_equal(alone[0].keys, hit.cache[0].keys)
     assert store.add(tmp_path / "a.vkv").id == entries[3].id  # the same content
+
+
+def test_add_brings_what_a_file_stands_on(chat, wide, tmp_path):
+    _, entries, _, _ = chat
     other = vkv.PromptStore(tmp_path / "other")
-    assert other.add(entries[3].path, files=[e.path for e in entries]).files == ()
-    assert other.add(tmp_path / "a.vkv").id == other.ls()[0].id
-    assert len(consistent(other)) == 1
+    with pytest.raises(MissingFileError):
+        other.add(entries[3].path, files=[entries[1].path])
+    assert other.ls() == []
+    added = other.add(entries[3].path, files=[e.path for e in entries])
+    assert (added.id, added.files) == (entries[3].id, entries[3].files)
+    assert consistent(other) == [added.id]
+    assert other.stats().held == sum(e.size for e in entries[:3])
+    assert other.get([*TOKENS, 0], model=wide).tokens == len(TOKENS)
+    assert other.reindex() == []
+    other.rm(*(e.id for e in other.ls()))
+    assert other.stats().bytes == 0
 
 
 def test_damage_below_takes_all_that_stands_on_it(chat, wide):

@@ -43,6 +43,11 @@ class Description:
         return len(self.tokens) // WIDTH
 
 
+def is_entry(document: Document) -> bool:
+    """Whether a prompt can be matched to a file; others only serve to stand on."""
+    return document.header.model is not None and document.header.tokens is not None
+
+
 def describe(path: Path) -> Description:
     """Describe a file.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,8 +10,9 @@ from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
 from vkv.atomic import replacing
-from vkv.document import open_document
-from vkv.elsewhere import Files, Place, beside
+from vkv.container import CHUNK
+from vkv.document import Document, open_document
+from vkv.elsewhere import Files
 from vkv.errors import MissingFileError, VkvError
 from vkv.inline import inline
 from vkv.store import lookup, rows
@@ -28,35 +27,60 @@ if TYPE_CHECKING:
     from vkv.live.save import CodecSpec
 
 
-def take_in(index: Index, limits: Limits, written: Path) -> Entry:
+def take_in(index: Index, limits: Limits, written: Path, files: Files | None = None) -> Entry:
     """Enter a file that was written on a desk of the store, or change nothing.
 
     The file takes its name inside the transaction that lists it, so no other process
     finds it between; should this one die there, the next ``gc`` lists it.
 
+    Args:
+        index: Of the store.
+        limits: Of the store.
+        written: The file.
+        files: Where the files are found that it stands on and the store lacks; they
+            are taken in too.
+
     Returns:
         The entry; if one with the same content was there, that one.
 
     Raises:
-        MissingFileError: A file that it stands on has gone meanwhile.
+        MissingFileError: A file that it stands on is not to be found.
         VkvError: It is of no use to a store, or does not fit into ``max_bytes``.
         OSError: ``min_free`` cannot be kept, or the store cannot be written.
     """
-    what = describe(written)
+    what, layout = describe(written), index.layout
     if limits.max_bytes is not None and what.size > limits.max_bytes:
         raise VkvError(f"an entry of {what.size:,} bytes, the limit is {limits.max_bytes:,}")
+    brought = _bring_bases(index, what.bases, written.parent, files or Files())
     with index.write() as db:
-        if (same := rows.with_content(db, index.layout, what.content)) is not None:
+        if (same := rows.with_content(db, layout, what.content)) is not None:
             rows.touch(db, same)
-            return rows.by_number(db, index.layout, same)
-        if (gone := rows.missing(db, index.layout, what.bases)) is not None:
-            raise MissingFileError(gone, [str(index.layout.objects)])
-        number = rows.add(db, index.layout, what, time.time())
-        _make_room(db, limits, index.layout.root, number)
-        target = index.layout.accept(written, what.key)
-        entry = rows.by_number(db, index.layout, number)
-    sync(target.parent)  # outside: other writers need not wait for the disk
+            return rows.by_number(db, layout, same)
+        for key in rows.missing(db, layout, what.bases):
+            if key not in brought:
+                raise MissingFileError(key, [str(layout.objects)])
+            rows.hold(db, key, brought[key].stat().st_size)
+        number = rows.add(db, layout, what, time.time())
+        _make_room(db, limits, layout.root, number)
+        for key, path in {**brought, what.key: written}.items():
+            layout.accept(path, key)
+        entry = rows.by_number(db, layout, number)
+    for key in (*brought, what.key):
+        sync(layout.path(key).parent)  # outside: other writers need not wait for the disk
     return entry
+
+
+def _bring_bases(index: Index, bases: Iterable[str], desk: Path, files: Files) -> dict[str, Path]:
+    """Checked copies, by id, of those files to stand on that the store lacks."""
+    with index.read() as db:
+        lacking = rows.missing(db, index.layout, bases)
+    copies = {key: desk / f"{key}.vkv" for key in lacking}
+    for key, path in copies.items():
+        with files.open(bytes.fromhex(key)) as document:
+            for name in document.entries.keys() & document.header.tensors.keys():
+                document.check(name)
+            _write(document, path)
+    return copies
 
 
 def _make_room(db: Connection, limits: Limits, root: Path, number: int) -> None:
@@ -97,44 +121,34 @@ def bases(layout: Layout, entry: Entry) -> list[Path]:
     return [layout.path(key) for key in entry.files]
 
 
-def bring(index: Index, path: Path, own: Path, files: Iterable[Place] | None) -> None:
+def copy_in(path: Path, own: Path, files: Files) -> None:
     """Copy a file of any place to a desk of the store, checked to the last byte.
 
-    What it stands on comes with it, inside it, unless the store has that.
-
     Raises:
-        VkvError: The file is damaged, or stands on a file that is nowhere to be found.
+        VkvError: It is damaged, or of no use to a store.
     """
-    with open_document(path) as source:
-        needed = of(source).bases
-        with index.read() as db:
-            here = rows.missing(db, index.layout, needed) is None
-        if here:
-            copy(path, own)
-        else:
-            inline(source, own, beside(source) if files is None else Files(files))
-    _check(own, os.fspath(path), [index.layout.path(key) for key in needed])
+    from vkv.validate import validate
+
+    with open_document(path) as document:
+        of(document)
+        _write(document, own)
+    for finding in validate(own, files=files.places).findings:
+        if finding.severity == "error" and finding.rule != "H12":
+            raise VkvError(finding.message, rule=finding.rule, at=finding.at).within(str(path))
 
 
 def give(layout: Layout, entry: Entry, path: Path) -> None:
     """Write an entry to a file that stands alone."""
-    if not entry.files:
-        copy(entry.path, path)
-        return
-    with open_document(entry.path) as source:
-        inline(source, path, Files(bases(layout, entry)))
+    with open_document(entry.path) as document:
+        if entry.files:
+            inline(document, path, Files(bases(layout, entry)))
+        else:
+            _write(document, path)
 
 
-def copy(source: Path, target: Path) -> None:
-    """Write a copy of a file, whole or not at all."""
-    with source.open("rb") as old, replacing(target) as fd, open(fd, "wb", closefd=False) as new:
-        shutil.copyfileobj(old, new, 1 << 20)
-
-
-def _check(path: Path, name: str, files: list[Path]) -> None:
-    """Refuse a file of which any byte changed; ``name`` is what the message calls it."""
-    from vkv.validate import validate
-
-    for finding in validate(path, files=files).findings:
-        if finding.severity == "error":
-            raise VkvError(finding.message, rule=finding.rule, at=finding.at).within(name)
+def _write(document: Document, path: Path) -> None:
+    """A copy of a file, whole or not at all."""
+    source = document.source
+    with replacing(path) as fd, open(fd, "wb", closefd=False) as out:
+        for at in range(0, source.size, CHUNK):
+            out.write(source.read(at, min(CHUNK, source.size - at)))

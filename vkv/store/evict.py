@@ -36,11 +36,12 @@ def evict(db: Connection, limits: Limits, root: Path, keep: int = 0) -> int:
     """
     if limits.max_age is not None:
         _expire(db, time.time() - limits.max_age, keep)
-    while (over := _over(db, limits, root)) > 0:
+    over = _over(db, limits, root)
+    while over > 0:
         found = db.execute(f"{_EVICTABLE} ORDER BY used LIMIT 1", (keep,)).fetchone()
         if found is None:
             return over
-        rows.take_out(db, [found[0]])
+        over -= rows.take_out(db, [found[0]])
     return 0
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from sqlite3 import Connection
 
+from vkv.document import open_document
 from vkv.errors import VkvError
 from vkv.store import rows
-from vkv.store.describe import describe, known_needs
+from vkv.store.describe import is_entry, known_needs, of
 from vkv.store.layout import Layout
 
 _log = logging.getLogger("vkv.store")
@@ -28,30 +29,37 @@ def enter_files(db: Connection, layout: Layout) -> list[Path]:
             continue
         if not _enter(db, layout, path):
             rejected.append(path)
-    return rejected + _leave_baseless(db, layout)
+    return rejected + _strike(db, layout)
 
 
 def _enter(db: Connection, layout: Layout, path: Path) -> bool:
     try:
-        what = describe(path)
-        if path != layout.path(what.key):
-            raise VkvError(f"its id is {what.key}")
-        rows.add(db, layout, what, path.stat().st_mtime)
+        with open_document(path) as document:
+            if path != layout.path(document.id):
+                raise VkvError(f"its id is {document.id}")
+            if is_entry(document):
+                rows.add(db, layout, of(document), path.stat().st_mtime)
+            else:
+                rows.hold(db, document.id, document.size)
     except (VkvError, OSError) as exc:
         _log.warning("%s is no entry: %s", path, exc)
         return False
     return True
 
 
-def _leave_baseless(db: Connection, layout: Layout) -> list[Path]:
-    """Strike out entries that lack a file they stand on; those no other stands on."""
+def _strike(db: Connection, layout: Layout) -> list[Path]:
+    """Leave out files that lack one they stand on, and those that only others could use."""
     query = "SELECT DISTINCT entry FROM stands WHERE base NOT IN (SELECT id FROM entries)"
     lacking = [n for (n,) in db.execute(query).fetchall()]
     rows.take_out(db, lacking)
+    held = [n for (n,) in db.execute("SELECT n FROM entries WHERE tree = 0").fetchall()]
+    for n in held:
+        rows.release(db, n)
     query = "DELETE FROM entries WHERE n = ? AND removed = ? RETURNING id"
-    struck = [key for n in lacking for (key,) in db.execute(query, (n, rows.DEAD)).fetchall()]
+    gone = [(n, rows.DEAD) for n in (*lacking, *held)]
+    struck = [key for pair in gone for (key,) in db.execute(query, pair).fetchall()]
     for key in struck:
-        _log.warning("%s is no entry: a file it stands on is missing", key)
+        _log.warning("%s is no entry, and none stands on it", key)
     return [layout.path(key) for key in struck]
 
 
@@ -59,8 +67,8 @@ def useless(db: Connection, layout: Layout) -> list[int]:
     """Entries without their file, unpinned ones that this build cannot read, dependents."""
     known = known_needs()
     query = """
-        SELECT e.n, e.id, e.size, e.pinned, t.needs FROM entries e
-        JOIN trees t ON t.id = -e.tree WHERE e.removed < 2
+        SELECT e.n, e.id, e.size, e.pinned, coalesce(t.needs, '') FROM entries e
+        LEFT JOIN trees t ON t.id = -e.tree WHERE e.removed < 2
     """
     found = []
     for n, key, size, pinned, needs in db.execute(query):

@@ -16,6 +16,8 @@ from vkv.store.layout import Layout
 
 #: Seconds to wait for another process.
 PATIENCE = 60.0
+#: KiB of the index to hold in memory at most: that of 50,000 entries.
+CACHE = 1 << 15
 
 
 class Index:
@@ -29,7 +31,7 @@ class Index:
         self.layout = layout
         self._lock = threading.RLock()
         self._db: Connection | None = None
-        self._pid = 0
+        self._opened: tuple[int, ...] = ()
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
@@ -71,7 +73,7 @@ class Index:
     def close(self) -> None:
         """Let go of the file; the next call opens it again."""
         with self._lock:
-            if self._db is not None and self._pid == os.getpid():
+            if self._db is not None and self._opened[0] == os.getpid():
                 self._db.close()
             self._db = None
 
@@ -84,17 +86,26 @@ class Index:
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
 
     def _connection(self, *, write: bool) -> Connection:
-        if self._db is not None and self._pid == os.getpid():
+        if self._db is not None and self._opened == self._present():
             return self._db
         if not write and not (self.layout.index.exists() or self.layout.objects.exists()):
             return self._in_memory()
         try:
-            self._db, self._pid = self._open(), os.getpid()
+            self._db = self._open()
+            self._opened = self._present()
         except (OSError, sqlite3.OperationalError):
             if write:
                 raise
             return self._read_only()
         return self._db
+
+    def _present(self) -> tuple[int, ...]:
+        """This process and the file: a fork, or a store made anew, needs a new connection."""
+        try:
+            found = self.layout.index.stat()
+        except OSError:
+            return ()
+        return os.getpid(), found.st_dev, found.st_ino
 
     def _open(self) -> Connection:
         self.layout.make()
@@ -123,6 +134,7 @@ class Index:
         )
         db.row_factory = Row
         db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA cache_size = -{CACHE}")
         return db
 
     @contextlib.contextmanager

@@ -155,32 +155,43 @@ def tokens_of(layout: Layout, row: Row) -> bytes:
         raise DamagedError(row, str(exc)) from exc
 
 
-def take_out(db: Connection, numbers: Iterable[int]) -> None:
+def take_out(db: Connection, numbers: Iterable[int]) -> int:
     """Take entries out of listing and answers; ``sweep`` removes files nobody stands on.
 
     The files of the others stay until nobody does.
+
+    Returns:
+        Bytes that ``sweep`` will free.
     """
+    freed = 0
     for n in numbers:
         query = "SELECT node FROM entries WHERE n = ? AND removed = ?"
         if found := db.execute(query, (n, LIVE)).fetchone():
             query = "UPDATE entries SET removed = ?, node = NULL, pinned = 0 WHERE n = ?"
             db.execute(query, (HELD, n))
             tree.prune(db, found[0])
-        _release(db, n)
+        freed += release(db, n)
+    return freed
 
 
-def _release(db: Connection, number: int) -> None:
-    """Let the file of a removed entry go if no other stands on it; then those it stood on."""
-    ready = [number]
+_RELEASE = """
+UPDATE entries SET removed = 2 WHERE n = ? AND removed = 1
+AND NOT EXISTS (SELECT 1 FROM stands s WHERE s.base = entries.id) RETURNING size
+"""
+
+
+def release(db: Connection, number: int) -> int:
+    """Let a removed file go if no other stands on it, then those it stood on; their bytes."""
+    ready, freed = [number], 0
     while ready:
         n = ready.pop()
-        query = "UPDATE entries SET removed = ? WHERE n = ? AND removed = ? AND NOT EXISTS (%s)"
-        stands = "SELECT 1 FROM stands s WHERE s.base = entries.id"
-        if not db.execute(query % stands, (DEAD, n, HELD)).rowcount:
+        if (found := db.execute(_RELEASE, (n,)).fetchone()) is None:
             continue
+        freed += found[0]
         query = "DELETE FROM stands WHERE entry = ? RETURNING base"
         bases = db.execute(query, (n,)).fetchall()
         ready += [m for (base,) in bases for (m,) in db.execute(_NUMBER, (base,))]
+    return freed
 
 
 _NUMBER = "SELECT n FROM entries WHERE id = ?"
@@ -201,12 +212,24 @@ def with_content(db: Connection, layout: Layout, content: bytes) -> int | None:
     return None
 
 
-def missing(db: Connection, layout: Layout, bases: Iterable[str]) -> str | None:
-    """The first of some files that is not there to stand on."""
-    for base in bases:
-        if not db.execute(_NUMBER, (base,)).fetchone() or not layout.path(base).exists():
-            return base
-    return None
+def missing(db: Connection, layout: Layout, bases: Iterable[str]) -> list[str]:
+    """Those of some files that are not there to stand on."""
+    return [
+        base
+        for base in bases
+        if not db.execute(_NUMBER, (base,)).fetchone() or not layout.path(base).exists()
+    ]
+
+
+def hold(db: Connection, key: str, size: int) -> int:
+    """Enter a file that is no entry but that entries stand on; its number."""
+    query = """
+        INSERT INTO entries (id, content, tree, size, tokens, tokens_at, digest, label, codec,
+                             created, used, removed)
+        VALUES (?, '', 0, ?, 0, 0, '', '', '', 0, 0, ?)
+        ON CONFLICT (id) DO UPDATE SET removed = min(removed, excluded.removed) RETURNING n
+    """
+    return int(db.execute(query, (key, size, HELD)).fetchone()[0])
 
 
 def drop(db: Connection, row: Row, reason: Exception) -> None:

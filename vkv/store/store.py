@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vkv.elsewhere import Files, Place
 from vkv.errors import VkvError
 from vkv.store import answer, rows, units, upkeep
-from vkv.store.enter import ancestor, bases, bring, give, take_in
+from vkv.store.enter import ancestor, bases, copy_in, give, take_in
 from vkv.store.entry import Collected, Entry, Found, Hit, Stats
 from vkv.store.evict import Limits
 from vkv.store.index import Index
@@ -66,6 +67,7 @@ class PromptStore:
         tokenizer: Any = None,
         codec: CodecSpec = "raw",
         metadata: Mapping[str, str] | None = None,
+        files: Iterable[Place] = (),
         progress: Progress | None = None,
     ) -> Entry:
         """Store a prompt's cache, whole or not at all.
@@ -80,6 +82,9 @@ class PromptStore:
             tokenizer: The tokenizer that made ``tokens``.
             codec: As ``vkv.save`` takes it.
             metadata: Text to text, stored with it.
+            files: Where files are found that the store lacks and the entry stands on;
+                they are taken in too. A cache that came from a file with a table of
+                another one stands on that.
             progress: Called with (bytes done, bytes in all).
 
         Returns:
@@ -99,7 +104,7 @@ class PromptStore:
                     path, cache, tokens=tokens, model=model, tokenizer=tokenizer, codec=codec,
                     metadata=metadata, progress=progress, **parent,
                 )  # fmt: skip
-                return take_in(self._index, self.limits, path)
+                return take_in(self._index, self.limits, path, Files(files))
 
         parent = ancestor(self._index, _model_id(model), tokens, codec)
         if parent is not None:
@@ -109,9 +114,7 @@ class PromptStore:
                 _log.info("%s is not stood on: %s", parent.id, exc)
         return write()
 
-    def add(
-        self, path: str | os.PathLike[str], *, files: Iterable[str | os.PathLike[str]] | None = None
-    ) -> Entry:
+    def add(self, path: str | os.PathLike[str], *, files: Iterable[Place] | None = None) -> Entry:
         """Store a copy of a ``.vkv`` file, after checking every byte of it.
 
         What it stands on is copied in too, unless the store has it.
@@ -130,8 +133,9 @@ class PromptStore:
         """
         with self._layout.desk() as desk:
             own = desk / "new.vkv"
-            bring(self._index, Path(path), own, files)
-            return take_in(self._index, self.limits, own)
+            places = Files([Path(path).parent] if files is None else files)
+            copy_in(Path(path), own, places)
+            return take_in(self._index, self.limits, own, places)
 
     def find(self, tokens: Any, *, model: Any) -> Found | None:
         """The longest stored prefix of a prompt, without loading it.
