@@ -98,6 +98,7 @@ def main() -> None:
             first, then = search(store, asked), search(store, asked)
             with store._index.read() as db:
                 nodes = db.execute("SELECT count(*) FROM nodes").fetchone()[0]
+            store._index.close()  # moves what is in its log to its place
             size = store._layout.index.stat().st_size
             print(
                 f"{count:<8,} {nodes:<8,} {size / 1e6:5.1f} MB  {1e3 * added:.2f} ms  "

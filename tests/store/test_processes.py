@@ -52,41 +52,54 @@ def test_eight_processes_put_the_same_into_a_new_store(store):
     assert store.gc().files == []
 
 
+#: Runs each of its arguments, ``module name act root``, in a process that dies on calling a name.
 KILLED = """if True:
-    import os, signal, sys
+    import importlib, os, signal, sys
     import vkv
     from fixtures.models import tiny
     from tests.store.conftest import cache_of
-    from vkv.store import {module}
-    {module}.{name} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    store = vkv.PromptStore(sys.argv[1])
-    {act}
+    for case in sys.argv[1:]:
+        module, name, act, root = case.split()
+        if (pid := os.fork()) == 0:
+            module = importlib.import_module(f"vkv.store.{module}")
+            *path, name = name.split(".")
+            for part in path:
+                module = getattr(module, part)
+            setattr(module, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            store = vkv.PromptStore(root)
+            if act == "put":
+                store.put(cache_of(range(9)), range(9), model=tiny.llama())
+            else:
+                store.rm(store.ls()[0].id)
+            os._exit(0)
+        if os.waitpid(pid, 0)[1] != signal.SIGKILL:
+            sys.exit(case)
 """
-PUT = "store.put(cache_of(range(9)), range(9), model=tiny.llama())"
+STEPS = [
+    ("store take_in put", 1, 1),
+    ("enter sync put", 2, 2),
+    ("rows by_number put", 1, 2),
+    ("layout Layout.accept put", 1, 1),
+    ("rows sweep rm", 0, 0),
+    ("rows take_out rm", 1, 1),
+]
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "act", "listed"),
-    [
-        ("store", "take_in", PUT, 1),
-        ("enter", "sync", PUT, 2),
-        ("rows", "by_number", PUT, 1),
-        ("rows", "sweep", "store.rm(store.ls()[0].id)", 0),
-        ("rows", "take_out", "store.rm(store.ls()[0].id)", 1),
-    ],
-    ids=["written", "listed", "between name and index", "taken out", "before taking out"],
-)
-def test_a_kill_at_every_step(store, model, module, name, act, listed):
+def test_a_kill_at_every_step(tmp_path, model):
     """What was listed before is whole; the rest is gone, or in, after one gc."""
-    store.put(cache_of(range(5)), range(5), model=model)
-    done = python("-c", KILLED.format(module=module, name=name, act=act), store.root)
-    assert done.returncode == -9, done.stderr
-    assert len(store.ls()) == listed
-    for entry in store.ls():
-        assert vkv.validate(entry.path).ok
-    store.gc()
-    assert len(consistent(store)) in (listed, listed + 1)
-    assert os.listdir(store.root / "incoming") == []
+    stores = [vkv.PromptStore(tmp_path / str(i)) for i in range(len(STEPS))]
+    for store in stores:
+        store.put(cache_of(range(5)), range(5), model=model)
+    cases = [f"{step} {store.root}" for (step, _, _), store in zip(STEPS, stores, strict=True)]
+    done = python("-c", KILLED, *cases)
+    assert (done.returncode, done.stderr) == (0, "")
+    for (step, listed, after), store in zip(STEPS, stores, strict=True):
+        assert len(store.ls()) == listed, step
+        for entry in store.ls():
+            assert vkv.validate(entry.path).ok
+        store.gc()
+        assert len(consistent(store)) == after, step
+        assert os.listdir(store.root / "incoming") == []
 
 
 READ = """if True:

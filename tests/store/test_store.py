@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import RotatingKVCache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 import vkv
+from fixtures.models import tiny
 from tests.store.conftest import cache_of, held
+from vkv.errors import CacheError
+from vkv.store import describe
 
 
 def test_nothing_is_created_by_looking(store, model):
@@ -67,3 +80,71 @@ def test_the_next_best_entry_serves_where_the_longest_cannot_be_trimmed(store, m
     store.put(cache_of(range(10), RotatingKVCache, max_size=4), range(10), model=model)
     store.put(cache_of(range(3), RotatingKVCache, max_size=4), range(3), model=model)
     assert store.get([*range(9), 70], model=model).tokens == 3
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3", "lfm2"])
+def test_the_answer_is_that_of_a_prompt_never_stored(store, name):
+    """Also for a window that has wrapped, latents, and a state that only goes on."""
+    model = tiny.MODELS[name]()
+    tokens = [(7 * i) % 251 for i in range(40)]
+    whole, cache = make_prompt_cache(model), make_prompt_cache(model)
+    expected = model(mx.array([tokens]), cache=whole)
+    mx.eval(expected, model(mx.array([tokens[:30]]), cache=cache))
+    store.put(cache, tokens[:30], model=model)
+    hit = store.get(tokens, model=model)
+    assert hit.tokens == 30
+    logits = model(mx.array([hit.rest]), cache=hit.cache)
+    assert mx.allclose(logits[:, -1], expected[:, -1], atol=1e-4)
+    other = store.get([*tokens[:20], 252], model=model)
+    assert (other.tokens if other else 0) == (0 if name in ("gemma3_text", "lfm2") else 20)
+
+
+def chunked():
+    cache = ChunkedKVCache(chunk_size=4)
+    cache.step = 4  # mlx-lm 0.31 trims by its buffer, which must not be longer
+    return cache
+
+
+def past_the_front():
+    cache = filled(chunked(), 8)
+    cache.maybe_trim_front()
+    return cache
+
+
+def state():
+    cache = ArraysCache(1)
+    cache[0] = mx.ones((1, 2))
+    return cache
+
+
+def filled(cache, tokens=8):
+    rows = mx.ones((1, 2, tokens, 64))
+    cache.update_and_fetch(rows, rows)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("make", "trims"),
+    [
+        (lambda: filled(KVCache()), True),
+        (lambda: filled(QuantizedKVCache()), True),
+        (lambda: filled(ConcatenateKVCache()), True),
+        (lambda: filled(RotatingKVCache(max_size=9)), True),
+        (lambda: filled(RotatingKVCache(max_size=8)), False),
+        (lambda: filled(RotatingKVCache(max_size=4)), False),
+        (lambda: filled(chunked()), True),
+        (past_the_front, False),
+        (state, False),
+        (lambda: CacheList(filled(KVCache()), filled(KVCache())), True),
+        (lambda: CacheList(filled(KVCache()), state()), False),
+    ],
+)
+def test_the_header_tells_whether_a_cache_can_be_trimmed(tmp_path, make, trims):
+    info = vkv.save(tmp_path / "a.vkv", [make()], tokens=range(8))
+    assert describe.trims(info.header.layers) == trims
+    prompt = vkv.load(tmp_path / "a.vkv")
+    if trims:
+        assert prompt.resume([0, 99]) == [99]
+    else:
+        with pytest.raises(CacheError, match="L8"):
+            prompt.resume([0, 99])

@@ -20,6 +20,17 @@ PATIENCE = 60.0
 CACHE = 1 << 15
 
 
+class _Connection(Connection):
+    """Closed when it is let go; Python 3.13 warns of one that is not."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+#: What a fork inherited: SQLite says that a child may not even close it.
+_inherited: list[Connection] = []
+
+
 class Index:
     """One connection of this process, one thread at a time.
 
@@ -88,6 +99,8 @@ class Index:
     def _connection(self, *, write: bool) -> Connection:
         if self._db is not None and self._opened == self._present():
             return self._db
+        if self._db is not None and self._opened[0] != os.getpid():
+            _inherited.append(self._db)
         if not write and not (self.layout.index.exists() or self.layout.objects.exists()):
             return self._in_memory()
         try:
@@ -130,8 +143,9 @@ class Index:
 
     def _connect(self, name: str) -> Connection:
         db = sqlite3.connect(
-            name, timeout=PATIENCE, isolation_level=None, check_same_thread=False, uri=True
-        )
+            name, timeout=PATIENCE, isolation_level=None, check_same_thread=False, uri=True,
+            factory=_Connection,
+        )  # fmt: skip
         db.row_factory = Row
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(f"PRAGMA cache_size = -{CACHE}")

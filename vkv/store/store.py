@@ -38,6 +38,10 @@ class PromptStore:
         max_age: How long an entry may go unused (``"30d"``, or seconds).
         min_free: What shall stay free on the disk (``"5GB"``, or a number).
 
+    Attributes:
+        root: The directory.
+        limits: The limits, as numbers.
+
     Raises:
         VkvError: A limit is not a size, or not an age.
     """
