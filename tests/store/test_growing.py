@@ -9,6 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache
 import vkv
 from fixtures.models import tiny
 from tests.store.test_upkeep import consistent, flip
+from vkv.document import open_document
 from vkv.errors import MissingFileError
 
 FIRST, TURN = 400, 20  # a twentieth, as 200 tokens on a conversation of 4,000
@@ -144,6 +145,26 @@ def test_without_its_base_a_file_is_no_entry(chat, wide):
     assert all(e.path.exists() for e in entries[1:])  # opening deletes nothing
     assert {p.stem for p in bare.gc().files} == {e.id for e in entries[1:]}
     assert consistent(bare) == []
+
+
+def test_a_turn_is_written_whole_where_it_cannot_stand(chat, wide):
+    store, entries, cache, codec = chat
+    store.rm(entries[3].id)
+    raw = entries[2].path.read_bytes()
+    entries[2].path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]) if codec == "raw" else raw[:-1])
+    again = store.put(cache, TOKENS, model=wide, codec=codec)
+    assert store.get([*TOKENS, 0], model=wide).tokens >= FIRST
+    assert again.tokens == len(TOKENS)
+
+
+def test_what_is_stood_on_stays_though_its_tokens_are_damaged(chat, wide):
+    """The put that finds the damage takes the base out of the answers, not off the disk."""
+    store, entries, cache, codec = chat
+    store.rm(entries[3].id, entries[1].id, entries[2].id)
+    with open_document(entries[0].path) as document:
+        flip(entries[0].path, document.entries["vkv.tokens"].start)
+    store.put(cache, TOKENS, model=wide, codec=codec)
+    assert store.get([*TOKENS, 0], model=wide).tokens == len(TOKENS)
 
 
 def test_another_codec_does_not_stand_on_it(chat, wide):

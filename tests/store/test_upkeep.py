@@ -366,6 +366,18 @@ def test_a_load_that_fails_for_want_of_memory_costs_no_entry(store, model, monke
     assert store.get(range(9), model=model).tokens == 8
 
 
+def test_a_neighbour_that_may_not_be_read_is_a_miss(store, model, monkeypatch):
+    store.put(cache_of(range(8)), range(8), model=model)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rows, "read_tokens", refuse)
+        assert store.get(range(9), model=model) is None
+    assert store.get(range(9), model=model).tokens == 8
+
+
 def test_order_of_use_survives_equal_clocks(store, model, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1.0)
     entries = fill(store, model, 3)

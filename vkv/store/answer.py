@@ -43,6 +43,9 @@ def find(index: Index, tokens: bytes, owner: bytes) -> Found | None:
         except DamagedError as exc:
             if not discard(index, exc.row["id"], exc):
                 return None
+        except OSError as exc:  # not allowed, or too many open files: no reason to drop it
+            _log.warning("a prompt cannot be searched for: %s", exc)
+            return None
 
 
 def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: str) -> Hit | None:
@@ -110,7 +113,7 @@ def _damage(path: Path) -> VkvError | OSError | None:
 def _touch(index: Index, entry: Entry) -> None:
     try:
         with index.write() as db:
-            rows.touch(db, rows.resolve(db, entry.id))
+            rows.touch(db, entry.id)
     except (VkvError, OSError) as exc:  # a store that can only be read
         _log.debug("the use of %s is not noted: %s", entry.id, exc)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,39 @@ from vkv.store.tree import DamagedError
 
 if TYPE_CHECKING:
     from vkv.live.save import CodecSpec
+
+_log = logging.getLogger("vkv.store")
+
+
+def put_in(
+    index: Index, limits: Limits, write: Callable[..., None], parent: Entry | None, files: Files
+) -> Entry:
+    """Have a file written on a desk, standing on another entry if that can be, and enter it.
+
+    Args:
+        index: Of the store.
+        limits: Of the store.
+        write: ``vkv.save``, but for the path, ``parent`` and ``files``.
+        parent: What to stand on.
+        files: As ``take_in`` takes it. Raises as it does.
+    """
+    with index.layout.desk() as desk:
+        path = desk / "new.vkv"
+        if parent is not None and _stands(index.layout, write, path, parent):
+            with contextlib.suppress(MissingFileError):  # evicted meanwhile
+                return take_in(index, limits, path, files)
+        write(path)
+        return take_in(index, limits, path, files)
+
+
+def _stands(layout: Layout, write: Callable[..., None], path: Path, parent: Entry) -> bool:
+    """Write a file that stands on ``parent``; whether it could be done."""
+    try:
+        write(path, parent=parent.path, files=bases(layout, parent))
+    except (VkvError, OSError) as exc:  # it is damaged or gone; or the next try says it too
+        _log.info("nothing can stand on %s: %s", parent.id, exc)
+        return False
+    return True
 
 
 def take_in(index: Index, limits: Limits, written: Path, files: Files | None = None) -> Entry:
@@ -54,8 +89,8 @@ def take_in(index: Index, limits: Limits, written: Path, files: Files | None = N
     brought = _bring_bases(index, what.bases, written.parent, files or Files())
     with index.write() as db:
         if (same := rows.with_content(db, layout, what.content)) is not None:
-            rows.touch(db, same)
-            return rows.by_number(db, layout, same)
+            rows.touch(db, same.id)
+            return same
         for key in rows.missing(db, layout, what.bases):
             if key not in brought:
                 raise MissingFileError(key, [str(layout.objects)])

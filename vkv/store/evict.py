@@ -38,7 +38,7 @@ def evict(db: Connection, limits: Limits, root: Path, keep: int = 0) -> int:
         _expire(db, time.time() - limits.max_age, keep)
     over = _over(db, limits, root)
     while over > 0:
-        found = db.execute(f"{_EVICTABLE} ORDER BY used LIMIT 1", (keep,)).fetchone()
+        found = db.execute(f"{_EVICTABLE} ORDER BY used, n LIMIT 1", (keep,)).fetchone()
         if found is None:
             return over
         over -= rows.take_out(db, [found[0]])

@@ -115,7 +115,8 @@ def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
     for (problem,) in db.execute("PRAGMA quick_check").fetchall():
         if problem != "ok":
             yield "index", problem
-    listed = dict(db.execute("SELECT id, size FROM entries").fetchall())
+    listed = dict(db.execute("SELECT id, size FROM entries WHERE removed < 2").fetchall())
+    dying = {key for (key,) in db.execute("SELECT id FROM entries WHERE removed = 2").fetchall()}
     for key, size in sorted(listed.items()):
         found = _size(layout.path(key))
         if found != size:
@@ -125,7 +126,7 @@ def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
         if base not in listed:
             yield key, f"stands on {base}, which is not there"
     for path in layout.files():
-        if path != layout.path(path.stem) or path.stem not in listed:
+        if path != layout.path(path.stem) or path.stem not in listed.keys() | dying:
             yield str(path), "stands in no index; gc enters it, or removes it if it is no entry"
     for path in layout.abandoned():
         yield str(path), "left by a writer that died; gc removes it"

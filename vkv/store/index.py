@@ -131,10 +131,16 @@ class Index:
         return db
 
     def _read_only(self) -> Connection:
-        """Of a directory where nothing can be written, not even SQLite's own notes."""
+        """Of a directory where we may not write; if nobody does, without SQLite's own notes."""
         if not self.layout.index.exists():
             return self._in_memory()
-        return self._connect(self.layout.index.absolute().as_uri() + "?mode=ro&immutable=1")
+        name = self.layout.index.absolute().as_uri() + "?mode=ro"
+        db = self._connect(name)
+        try:
+            db.execute("SELECT n FROM entries LIMIT 1")
+        except sqlite3.OperationalError:
+            return self._connect(f"{name}&immutable=1")
+        return db
 
     def _in_memory(self) -> Connection:
         db = self._connect(":memory:")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from sqlite3 import Connection, Row
 
@@ -56,7 +58,7 @@ def entry(layout: Layout, row: Row) -> Entry:
         model=row["model"].hex(),
         label=row["label"],
         codec=row["codec"],
-        files=tuple((row["bases"] or "").split(",")) if row["bases"] else (),
+        files=tuple(row["bases"].split(",")) if row["bases"] else (),
         created=row["created"],
         used=row["used"],
         uses=row["uses"],
@@ -114,7 +116,7 @@ def by_number(db: Connection, layout: Layout, number: int) -> Entry:
 def add(db: Connection, layout: Layout, what: Description, when: float) -> int:
     """Enter a file; its number. One that was taken out and not yet swept comes back.
 
-    What it stands on must be, or come, in the index too.
+    What it stands on must be, or come, in the index too, and stays for its sake.
     """
     top = tree.root(db, what.model, what.needs, what.trims)
     node = _insert(db, layout, top, what.tokens)
@@ -131,6 +133,8 @@ def add(db: Connection, layout: Layout, what: Description, when: float) -> int:
     number = int(db.execute(query, values).fetchone()[0])
     pairs = [(number, base) for base in what.bases]
     db.executemany("INSERT OR IGNORE INTO stands (entry, base) VALUES (?, ?)", pairs)
+    query = "UPDATE entries SET removed = ? WHERE id = ? AND removed = ?"
+    db.executemany(query, [(HELD, base, DEAD) for base in what.bases])
     return number
 
 
@@ -203,13 +207,10 @@ def dependents(db: Connection, number: int) -> list[int]:
     return [n for (n,) in db.execute(query, (number,)).fetchall()]
 
 
-def with_content(db: Connection, layout: Layout, content: bytes) -> int | None:
+def with_content(db: Connection, layout: Layout, content: bytes) -> Entry | None:
     """The entry that holds the same, if its file is there."""
-    query = "SELECT n, id FROM entries WHERE content = ? AND removed = 0"
-    for n, key in db.execute(query, (content,)).fetchall():
-        if layout.path(key).exists():
-            return int(n)
-    return None
+    found = map(partial(entry, layout), db.execute(f"{_ENTRY} AND e.content = ?", (content,)))
+    return next((same for same in found if same.path.exists()), None)
 
 
 def missing(db: Connection, layout: Layout, bases: Iterable[str]) -> list[str]:
@@ -245,10 +246,11 @@ def sweep(db: Connection, layout: Layout) -> None:
     leaves files that no listed entry needs, and the next sweep finds them.
     """
     for n, key in db.execute("SELECT n, id FROM entries WHERE removed = 2").fetchall():
-        layout.path(key).unlink(missing_ok=True)
-        db.execute("DELETE FROM entries WHERE n = ?", (n,))
+        with contextlib.suppress(OSError):  # then it waits for the next sweep
+            layout.path(key).unlink(missing_ok=True)
+            db.execute("DELETE FROM entries WHERE n = ?", (n,))
 
 
-def touch(db: Connection, number: int) -> None:
+def touch(db: Connection, key: str) -> None:
     """Note that an entry was used."""
-    db.execute("UPDATE entries SET used = ?, uses = uses + 1 WHERE n = ?", (time.time(), number))
+    db.execute("UPDATE entries SET used = ?, uses = uses + 1 WHERE id = ?", (time.time(), key))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkv.elsewhere import Files, Place
-from vkv.errors import VkvError
 from vkv.store import answer, rows, units, upkeep
-from vkv.store.enter import ancestor, bases, copy_in, give, take_in
+from vkv.store.enter import ancestor, copy_in, give, put_in, take_in
 from vkv.store.entry import Collected, Entry, Found, Hit, Stats
 from vkv.store.evict import Limits
 from vkv.store.index import Index
@@ -20,8 +18,6 @@ from vkv.store.layout import Layout
 if TYPE_CHECKING:
     from vkv.live.save import CodecSpec, Progress
     from vkv.validate import Report
-
-_log = logging.getLogger("vkv.store")
 
 
 class PromptStore:
@@ -101,22 +97,14 @@ class PromptStore:
         """
         from vkv.live.save import save
 
-        def write(**parent: Any) -> Entry:
-            with self._layout.desk() as desk:
-                path = desk / "new.vkv"
-                save(
-                    path, cache, tokens=tokens, model=model, tokenizer=tokenizer, codec=codec,
-                    metadata=metadata, progress=progress, **parent,
-                )  # fmt: skip
-                return take_in(self._index, self.limits, path, Files(files))
+        def write(path: Path, **standing: Any) -> None:
+            save(
+                path, cache, tokens=tokens, model=model, tokenizer=tokenizer, codec=codec,
+                metadata=metadata, progress=progress, **standing,
+            )  # fmt: skip
 
         parent = ancestor(self._index, _model_id(model), tokens, codec)
-        if parent is not None:
-            try:
-                return write(parent=parent.path, files=bases(self._layout, parent))
-            except (VkvError, FileNotFoundError) as exc:  # evicted meanwhile, or damaged
-                _log.info("%s is not stood on: %s", parent.id, exc)
-        return write()
+        return put_in(self._index, self.limits, write, parent, Files(files))
 
     def add(self, path: str | os.PathLike[str], *, files: Iterable[Place] | None = None) -> Entry:
         """Store a copy of a ``.vkv`` file, after checking every byte of it.
