@@ -33,7 +33,7 @@ def prompts(count: int, chance: random.Random) -> list[bytes]:
     for n in range(count):
         if n % 5 == 4:  # the next turn of an earlier conversation
             old = made[chance.randrange(len(made))]
-            cut = WIDTH * chance.randrange(100, TOKENS)
+            cut = WIDTH * chance.randrange(TOKENS // 2, TOKENS)
             made.append(old[:cut] + chance.randbytes(WIDTH * TOKENS - cut))
         else:
             system = chance.choice(systems)

@@ -76,7 +76,7 @@ KILLED = """if True:
             sys.exit(case)
 """
 STEPS = [
-    ("store take_in put", 1, 1),
+    ("enter take_in put", 1, 1),
     ("enter sync put", 2, 2),
     ("rows by_number put", 1, 2),
     ("layout Layout.accept put", 1, 1),

@@ -127,6 +127,8 @@ class Index:
         db = self._connect(self.layout.index.absolute().as_uri() + "?mode=rw")
         with self._creating():
             db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(f"PRAGMA cache_size = -{CACHE}")
             self._create(db)
         return db
 
@@ -153,8 +155,6 @@ class Index:
             factory=_Connection,
         )  # fmt: skip
         db.row_factory = Row
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute(f"PRAGMA cache_size = -{CACHE}")
         return db
 
     @contextlib.contextmanager

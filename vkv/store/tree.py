@@ -25,8 +25,8 @@ CREATE TABLE trees (
     id INTEGER PRIMARY KEY, model BLOB NOT NULL, needs TEXT NOT NULL, trims INTEGER NOT NULL,
     UNIQUE (model, needs, trims));
 CREATE TABLE nodes (
-    id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, token BLOB NOT NULL, depth INTEGER NOT NULL,
-    UNIQUE (parent, token));
+    id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, token BLOB NOT NULL, depth INTEGER NOT NULL);
+CREATE UNIQUE INDEX nodes_by_way ON nodes (parent, token, depth);
 """
 
 #: Nodes on the way of a prompt, judged by the first token of each edge.
