@@ -67,6 +67,15 @@ def test_putting_the_same_again_is_the_same_entry(store, model):
     assert first.id == vkv.inspect(first.path).id == first.path.stem
 
 
+def test_of_two_that_cover_as_much_the_lossless_one_answers(store, model):
+    raw = store.put(cache_of(range(8)), range(8), model=model)
+    lossy = store.put(cache_of(range(8)), range(8), model=model, codec="affine:bits=8,group=32")
+    assert lossy.codec.startswith("affine")
+    assert store.find(range(9), model=model).entry.id == raw.id
+    store.put(cache_of(range(9)), range(9), model=model, codec="affine:bits=8,group=32")
+    assert store.find(range(12), model=model).tokens == 9
+
+
 def test_a_cache_that_cannot_be_trimmed_is_used_whole_or_not_at_all(store, model):
     wrapped = cache_of(range(10), RotatingKVCache, max_size=4)
     store.put(wrapped, range(10), model=model)

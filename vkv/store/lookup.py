@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from sqlite3 import Connection, Row
 
 from vkv.store import rows, tree
@@ -14,22 +15,33 @@ from vkv.store.tree import WIDTH, Way
 LEAST = 64
 
 
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """A tree: its root, whether its caches trim, and its codecs, ``raw`` left out."""
+
+    root: int
+    trims: bool
+    codecs: set[str]
+
+
 def longest(db: Connection, layout: Layout, model: bytes, tokens: bytes) -> tuple[Row, int] | None:
     """The entry that covers most leading ``tokens``, and how many it covers.
 
     An entry that can be trimmed covers what it shares with them; one that cannot
-    covers its own tokens, if all of them lead. Of equals the one used last.
+    covers its own tokens, if all of them lead. Of equals a lossless one, then the one
+    used last.
 
     Raises:
         DamagedError: An entry to compare with cannot be read.
     """
     found = [
-        match
-        for top, trims in _trees(db, model)
-        for match in _matches(db, layout, top, trims, tokens)
-        if match[1]
+        (count, not top.codecs, row["used"], row)
+        for top in _trees(db, model)
+        for row, count in _matches(db, layout, top, tokens)
+        if count
     ]
-    return max(found, key=lambda match: (match[1], match[0]["used"]), default=None)
+    best = max(found, key=lambda match: match[:3], default=None)
+    return None if best is None else (best[3], best[0])
 
 
 def ancestor(
@@ -49,8 +61,9 @@ def ancestor(
     """
     found = [
         whole
-        for top, _ in _trees(db, model, codecs)
-        if (whole := whole_prefix(db, tree.search(db, top, tokens, _reader(layout))))
+        for top in _trees(db, model)
+        if top.codecs == codecs
+        and (whole := whole_prefix(db, tree.search(db, top.root, tokens, _reader(layout))))
         and whole[1] >= LEAST
     ]
     best = max(found, key=lambda match: (match[1], match[0]["used"]), default=None)
@@ -61,29 +74,24 @@ def _reader(layout: Layout) -> tree.Read:
     return lambda row: rows.tokens_of(layout, row)
 
 
-def _trees(
-    db: Connection, model: bytes, codecs: set[str] | None = None
-) -> Iterator[tuple[int, bool]]:
-    """Roots of the model's trees that this build can read, and whether they trim.
-
-    With ``codecs``, those of exactly these, ``raw`` left out.
-    """
+def _trees(db: Connection, model: bytes) -> Iterator[_Tree]:
+    """The model's trees that this build can read."""
     known = known_needs()
     query = "SELECT id, needs, trims FROM trees WHERE model = ?"
     for number, needs, trims in db.execute(query, (model,)).fetchall():
         words = needs.split()
-        named = {word.partition("@")[0] for word in words if word[0] != "+"} - {"raw", "vkv"}
-        if known.issuperset(words) and codecs in (None, named):
-            yield -number, bool(trims)
+        if known.issuperset(words):
+            names = {word.partition("@")[0] for word in words if not word.startswith("+")}
+            yield _Tree(-number, bool(trims), names - {"raw", "vkv"})
 
 
 def _matches(
-    db: Connection, layout: Layout, top: int, trims: bool, tokens: bytes
+    db: Connection, layout: Layout, top: _Tree, tokens: bytes
 ) -> Iterator[tuple[Row, int]]:
-    way = tree.search(db, top, tokens, _reader(layout))
-    if trims and way.common:
+    way = tree.search(db, top.root, tokens, _reader(layout))
+    if top.trims and way.common:
         yield tree.below(db, way.exit), way.common
-    if not trims and (whole := whole_prefix(db, way)):
+    if not top.trims and (whole := whole_prefix(db, way)):
         yield whole
 
 
