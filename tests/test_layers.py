@@ -16,6 +16,7 @@ LAYERS = (
     {"vkv.errors", "vkv._version"},
     {"vkv.header", "vkv.atomic"},
     {"vkv.container"},
+    {"vkv.remote_source", "vkv.http_source"},
     {"vkv.document"},
     {"vkv.account", "vkv.elsewhere", "vkv.info", "vkv.inline"},
     {"vkv.codecs"},
@@ -30,9 +31,11 @@ LAYERS = (
 LIVE = next(i for i, layer in enumerate(LAYERS) if "vkv.live" in layer)
 
 #: Run without MLX, NumPy and mlx-lm: ``vkv inspect`` is made of these.
-LIGHT = ("vkv", "vkv.errors", "vkv.header", "vkv.container", "vkv.document", "vkv.account",
-         "vkv.info", "vkv.atomic", "vkv.live", "vkv.live.form")  # fmt: skip
-HEAVY = {"mlx", "mlx_lm", "numpy", "transformers", "tokenizers", "safetensors", "rich"}
+LIGHT = ("vkv", "vkv.errors", "vkv.header", "vkv.container", "vkv.remote_source",
+         "vkv.document", "vkv.account", "vkv.info", "vkv.atomic", "vkv.live",
+         "vkv.live.form")  # fmt: skip
+HEAVY = {"mlx", "mlx_lm", "numpy", "transformers", "tokenizers", "safetensors", "rich",
+         "fsspec", "aiohttp"}  # fmt: skip
 
 
 def modules() -> dict[str, Path]:

@@ -23,6 +23,7 @@ from vkv.live.kinds import KINDS, Snapshot, Value
 from vkv.live.load import check_owner
 from vkv.live.plan import Plan
 from vkv.live.save import CodecSpec, Progress, wish, write
+from vkv.remote_source import is_url
 
 
 def convert(
@@ -48,7 +49,7 @@ def convert(
     cache) stay as they are, everything else is decoded and encoded again.
 
     Args:
-        src: A ``.vkv`` file, or one that ``mlx_lm``'s ``save_prompt_cache`` wrote
+        src: A ``.vkv`` file (a path or a URL), or one that ``mlx_lm``'s ``save_prompt_cache`` wrote
             (0.2x to 0.32, whichever is installed).
         dst: Where to write, whole or not at all; may be ``src``.
         codec: As in ``vkv.save``.
@@ -108,6 +109,9 @@ def _open(src: str | os.PathLike[str], files: Iterable[Place] | None) -> CacheFi
         return open_file(src, files=files)
     except ContainerError as exc:
         if exc.rule != "C8":
+            raise
+        if isinstance(src, str) and is_url(src):
+            exc.message = "a prompt cache of mlx-lm is read from a local file: download it first"
             raise
         return None
 

@@ -87,7 +87,7 @@ def diff(
     """Compare two files: identity, tokens, layers, codecs, stored bytes.
 
     Args:
-        a: One ``.vkv`` file.
+        a: One ``.vkv`` file, or a URL as ``vkv.inspect`` takes it.
         b: The other.
         deep: Also decode and compare values: largest difference and relative
             squared error of each tensor, with ``a`` as the reference.

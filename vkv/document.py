@@ -16,6 +16,7 @@ from vkv import container, header
 from vkv.container import BytesSource, Entry, FileSource, Source
 from vkv.errors import DigestError, HeaderError, VkvError
 from vkv.header import Header
+from vkv.remote_source import is_url, open_source, shown
 
 #: Elements a stored byte may stand for: 0.125 bits an element is below any useful
 #: rate, and a hostile shape cannot make a small file ask for much memory (H10).
@@ -111,14 +112,16 @@ class Document:
 
 
 def open_document(target: str | os.PathLike[str] | bytes) -> Document:
-    """Open a path, or bytes in memory.
+    """Open a path, a URL (as text), or bytes in memory.
 
     Raises:
-        VkvError: As ``Document``.
-        OSError: The path cannot be opened.
+        VkvError: As ``Document``; or a URL needs a package that is missing.
+        OSError: It cannot be opened.
     """
     if isinstance(target, bytes):
         return Document(BytesSource(target))
+    if isinstance(target, str) and is_url(target):
+        return Document(open_source(target), shown(target))
     return Document(FileSource(target), os.fspath(target))
 
 

@@ -211,7 +211,7 @@ def inspect(target: str | os.PathLike[str]) -> Info:
     """Describe a file, reading only its first bytes.
 
     Args:
-        target: A path.
+        target: A path, or a URL of any kind that fsspec knows (``https``, ``s3``, ``hf`` …).
 
     Raises:
         VkvError: The file is damaged, or newer than this build.

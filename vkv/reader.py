@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from vkv import cuda
 from vkv.codecs.base import DTYPES, memory
-from vkv.container import FileSource
+from vkv.container import BytesSource, FileSource
 from vkv.document import Document
 from vkv.errors import ContainerError, HeaderError
 from vkv.header import ITEMSIZE
@@ -160,10 +160,16 @@ def _streams() -> list[mx.Stream]:
     return streams
 
 
+#: Threads that read and hash.
+HASHERS = min(16, os.cpu_count() or 1)
+#: Ranges asked for at once over a network, where they wait and do not compute.
+REQUESTS = 16
+
+
 @cache
-def _threads() -> ThreadPoolExecutor:
+def _threads(count: int = HASHERS) -> ThreadPoolExecutor:
     """Threads that read and hash; both let go of the interpreter."""
-    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), "vkv-read")
+    return ThreadPoolExecutor(count, "vkv-read")
 
 
 class ThreadReader:
@@ -172,6 +178,8 @@ class ThreadReader:
     def __init__(self, document: Document, verify: bool):
         self._document, self._verify = document, verify
         self._gpu = cuda.device()
+        here = isinstance(document.source, FileSource | BytesSource)
+        self._threads = _threads() if here else _threads(REQUESTS)
         self._started: dict[str, Future[mx.array]] = {}
         self._held: dict[str, mx.array] = {}
 
@@ -181,10 +189,10 @@ class ThreadReader:
         mx.async_eval(list(arrays.values()))  # type: ignore[no-untyped-call]
         for name, out in arrays.items():
             if self._gpu is None or not out.nbytes:
-                self._started[name] = _threads().submit(self._fill, name, out)
+                self._started[name] = self._threads.submit(self._fill, name, out)
             else:
                 at = self._gpu.address(out)
-                self._started[name] = _threads().submit(self._upload, self._gpu, name, out, at)
+                self._started[name] = self._threads.submit(self._upload, self._gpu, name, out, at)
 
     def _allocate(self, name: str) -> mx.array:
         check_readable(self._document, name)

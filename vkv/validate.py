@@ -73,7 +73,7 @@ def validate(
     """Check a file: framing, header, layers, codecs, and the digest of every tensor.
 
     Args:
-        path: A ``.vkv`` file.
+        path: A ``.vkv`` file, or a URL as ``vkv.inspect`` takes it.
         deep: Also decode every tensor and look for values that are not finite.
         model: Compare the file with this model.
         tokenizer: ... and with this tokenizer.

@@ -14,7 +14,8 @@ from vkv_cli import quiet, text
 
 from vkv._version import __version__
 
-HEAVY = ("mlx", "mlx_lm", "transformers", "numpy", "rich", "huggingface_hub", "safetensors")
+HEAVY = ("mlx", "mlx_lm", "transformers", "numpy", "rich", "huggingface_hub", "safetensors",
+         "fsspec", "asyncio")  # fmt: skip
 
 
 def vkv(*args, **options):

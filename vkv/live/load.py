@@ -44,7 +44,7 @@ def load(
     """Turn a file back into live mlx-lm caches.
 
     Args:
-        path: A ``.vkv`` file.
+        path: A ``.vkv`` file, or a URL as ``vkv.inspect`` takes it.
         model: The model that will go on from the cache; a file made with another
             one is refused, naming what differs.
         tokenizer: Its tokenizer, compared likewise. Another chat template only warns.

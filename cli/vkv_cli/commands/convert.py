@@ -25,7 +25,7 @@ from vkv_cli.written import show_written
 
 
 @click.command()
-@click.argument("source", metavar="IN", type=click.Path(path_type=Path))
+@click.argument("source", metavar="IN")
 @click.argument("output", metavar="OUT", type=click.Path(path_type=Path), callback=writable)
 @codec_options()
 @click.option(
@@ -39,7 +39,7 @@ from vkv_cli.written import show_written
 @word_options()
 @json_option
 def convert(
-    source: Path,
+    source: str,
     output: Path,
     codecs: CodecChoice,
     inline: bool,

@@ -21,7 +21,7 @@ def inspect(files: tuple[str, ...], quiet: bool, as_json: bool) -> int:
     """Show what files hold and what every byte is spent on.
 
     Reads the header alone: the bytes of the tensors are neither read nor checked
-    (see `vkv validate`).
+    (see `vkv validate`). A FILE may be a URL: https, s3, hf and what else fsspec knows.
     """
     shown = 0
 

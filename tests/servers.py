@@ -1,0 +1,100 @@
+"""Servers on 127.0.0.1: plain http with and without ranges and with faults; S3."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Web:
+    """What a server has, how it behaves, and what it was asked for.
+
+    Attributes:
+        files: Path to content.
+        ranges: Serve ranges; else every answer is the whole.
+        cut: Bytes of body after which each connection is cut; ``None`` for never.
+        busy: So many answers are 503 first.
+        status: Answer everything with this.
+        told: Replaces the header ``Content-Range``.
+        asked: ``(path, Range header or None)`` of every request so far.
+        sent: Bytes of body so far.
+    """
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True
+    cut: int | None = None
+    busy: int = 0
+    status: int | None = None
+    told: str | None = None
+    tag: str = '"1"'
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    sent: int = 0
+    url: str = ""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    web: Web
+
+    def do_GET(self) -> None:  # the library's name
+        web, path = self.web, self.path.partition("?")[0]
+        web.asked.append((self.path, self.headers.get("Range")))
+        if web.busy > 0:
+            web.busy -= 1
+            return self._head(503, {})
+        if web.status is not None or path not in web.files:
+            return self._head(web.status or 404, {})
+        data = web.files[path]
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not web.ranges or asked is None:
+            return self._body(200, data, {})
+        start, stop = int(asked[1]), min(int(asked[2]) + 1, len(data))
+        if start >= len(data):
+            return self._head(416, {"Content-Range": f"bytes */{len(data)}"})
+        told = web.told or f"bytes {start}-{stop - 1}/{len(data)}"
+        return self._body(206, data[start:stop], {"Content-Range": told})
+
+    def _body(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self._head(status, headers | {"ETag": self.web.tag}, len(data))
+        cut = len(data) if self.web.cut is None else self.web.cut
+        self.wfile.write(data[:cut])
+        self.web.sent += len(data[:cut])
+        self.close_connection = cut < len(data)
+
+    def _head(self, status: int, headers: dict[str, str], size: int = 0) -> None:
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(size)}).items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client may leave as it likes."""
+
+
+@contextmanager
+def web(**options: object) -> Iterator[Web]:
+    """A running server; ``url`` has no slash at its end."""
+    found = Web(**options)  # type: ignore[arg-type]
+    handler = type("Handler", (_Handler,), {"web": found})
+    server = _Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    found.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield found
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
