@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -98,3 +100,28 @@ def web(**options: object) -> Iterator[Web]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def s3() -> Iterator[str]:
+    """The URL of an S3 that keeps its objects in memory; the environment is made to point there."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    host, port = server.get_host_and_port()
+    own = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield own["AWS_ENDPOINT_URL"]
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        server.stop()

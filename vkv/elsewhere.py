@@ -13,8 +13,10 @@ from pathlib import Path
 from vkv.document import Document, open_document
 from vkv.errors import HeaderError, MissingFileError, VkvError
 from vkv.header import Stored
+from vkv.remote_source import is_url
 
-#: A file, or a folder whose ``.vkv`` files are looked at.
+#: A file, or a folder whose ``.vkv`` files are looked at. Of a folder behind a URL only
+#: names that are the id.
 Place = str | os.PathLike[str]
 #: Files of a folder that are opened in search of an id.
 MAX_LOOKED_AT = 4096
@@ -28,7 +30,7 @@ class Files:
     """
 
     def __init__(self, places: Iterable[Place] = ()):
-        self.places = [Path(place) for place in places]
+        self.places = [x if isinstance(x, str) and is_url(x) else Path(x) for x in places]
 
     def open(self, key: bytes) -> Document:
         """The file whose id is ``key``.
@@ -46,14 +48,18 @@ class Files:
             document.close()
         raise MissingFileError(key.hex(), [str(place) for place in self.places])
 
-    def _candidates(self, name: str) -> Iterator[Path]:
+    def _candidates(self, name: str) -> Iterator[Path | str]:
         """Files named by the id in any place, then all others."""
         for place in self.places:
-            if place.stem == name:
+            if isinstance(place, str):
+                yield from [place] if place.endswith(".vkv") else _in_folder(place, name)
+            elif place.stem == name:
                 yield place
             elif place.is_dir():
                 yield place / f"{name}.vkv"
         for place in self.places:
+            if isinstance(place, str):
+                continue
             if place.is_dir():
                 yield from sorted(place.glob("*.vkv"))[:MAX_LOOKED_AT]
             else:
@@ -62,8 +68,18 @@ class Files:
 
 def beside(document: Document) -> Files:
     """Where a file is looked for when nothing was said: the folder of ``document``."""
+    if is_url(document.name):
+        folder = document.name.rpartition("/")[0]
+        above, _, last = folder.rpartition("/")
+        return Files([folder, above] if last == document.id[:2] else [folder])
     path = Path(document.name)
     return Files([path.parent] if path.is_file() else ())
+
+
+def _in_folder(url: str, name: str) -> list[str]:
+    """Where a folder that cannot be listed has a file: by its name, or as a store has it."""
+    folder = url.rstrip("/")
+    return [f"{folder}/{name}.vkv", f"{folder}/{name[:2]}/{name}.vkv"]
 
 
 class Other:

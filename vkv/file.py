@@ -166,6 +166,6 @@ def open_file(
     verify: bool = True,
     files: Iterable[Place] | None = None,
 ) -> CacheFile:
-    """Open a path, a URL, or bytes in memory; ``files`` as in ``vkv.load``. Raises as ``Document``."""
+    """Open a path, a URL, or bytes; ``files`` as in ``vkv.load``. Raises as ``Document``."""
     places = None if files is None else Files(files)
     return CacheFile(open_document(target), verify=verify, files=places)

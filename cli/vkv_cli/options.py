@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from vkv.remote_source import is_url
 from vkv_cli.compute import Sampling
 from vkv_cli.models import ModelChoice
 from vkv_cli.words import Words
@@ -164,9 +165,15 @@ meta_option = click.option(
 )
 
 
+def _places(_: click.Context, param: click.Parameter, value: tuple[str, ...]) -> list[str] | None:
+    for place in value:
+        if not is_url(place) and not os.path.exists(place):
+            raise click.BadParameter(f"Path '{place}' does not exist.", param=param)
+    return list(value) or None
+
+
 files_option = click.option(
-    "--files", "places", multiple=True, metavar="PATH", type=click.Path(exists=True),
-    callback=lambda _, __, value: list(value) or None,
+    "--files", "places", multiple=True, metavar="PATH", callback=_places,
     help="A file, or folder, where files are found that this one stands on; repeatable.  "
     "[default: its own folder]",
 )  # fmt: skip

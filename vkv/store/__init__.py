@@ -11,6 +11,8 @@ be made again from the files at any time (``spec/decisions/0005-store-index.md``
 """
 
 from vkv.store.entry import Entry, Found, Hit
+from vkv.store.remote import Remote
 from vkv.store.store import PromptStore
+from vkv.store.tiered import TieredStore
 
-__all__ = ["Entry", "Found", "Hit", "PromptStore"]
+__all__ = ["Entry", "Found", "Hit", "PromptStore", "Remote", "TieredStore"]

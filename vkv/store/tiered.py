@@ -1,0 +1,130 @@
+"""A store with a remote behind it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from vkv import header
+from vkv.document import Document, open_document
+from vkv.elsewhere import Files
+from vkv.errors import VkvError
+from vkv.store import rows, transfer
+from vkv.store.enter import take_in
+from vkv.store.entry import Entry, Found, Hit
+from vkv.store.remote import Remote
+from vkv.store.store import PromptStore
+from vkv.store.transfer import Progress
+
+_log = logging.getLogger("vkv.store")
+#: Seconds in which a remote that failed is not asked again, so that answers do not wait for it.
+PAUSE = 30.0
+
+
+class TieredStore(PromptStore):
+    """A local store that fetches what a remote has more of.
+
+    ``find`` and ``get`` ask the remote for a longer prefix than the local one, and take
+    in what they fetch, checked by id. A remote that cannot be reached costs a line in
+    the log of ``vkv.store`` and is left alone for a while; the local answer stands.
+
+    Args:
+        root: As of ``PromptStore``.
+        remote: The remote, or its URL.
+        write_through: ``put`` also pushes.
+        limits: ``max_bytes``, ``max_age`` and ``min_free`` of ``PromptStore``. What is
+            larger than ``max_bytes`` is not fetched.
+
+    Raises:
+        VkvError: ``remote`` or a limit is refused.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        remote: str | Remote,
+        write_through: bool = False,
+        **limits: Any,
+    ):
+        super().__init__(root, **limits)
+        self.remote = remote if isinstance(remote, Remote) else Remote(remote)
+        self.write_through = write_through
+        self._silent_until = 0.0
+
+    def put(self, *args: Any, **options: Any) -> Entry:
+        """As ``PromptStore.put``; then pushed, with ``write_through``."""
+        entry = super().put(*args, **options)
+        if self.write_through and self._answers():
+            try:
+                self.push(entry.id)
+            except (VkvError, OSError) as exc:
+                self._silence(exc)
+        return entry
+
+    def find(self, tokens: Any, *, model: Any) -> Found | None:
+        """As ``PromptStore.find``, after what the remote has more of is fetched."""
+        self._read_through(tokens, model)
+        return super().find(tokens, model=model)
+
+    def get(self, tokens: Any, *, model: Any, live: str = "dense") -> Hit | None:
+        """As ``PromptStore.get``, after what the remote has more of is fetched."""
+        self._read_through(tokens, model)
+        return super().get(tokens, model=model, live=live)
+
+    def push(self, key: str, *, progress: Progress | None = None) -> str:
+        """Send an entry to the remote; its id. Raises as ``Remote.push``."""
+        with self._index.read() as db:
+            entry = rows.by_number(db, self._layout, rows.resolve(db, key))
+        with open_document(entry.path) as document:
+            bases = [self._layout.path(base.hex()) for base in header.files(document.header)]
+        return self.remote.push(entry.path, files=bases, progress=progress)
+
+    def pull(self, key: str, *, progress: Progress | None = None) -> Entry:
+        """Take an entry in from the remote, with the files it stands on.
+
+        Returns:
+            The entry; one of another id if the same is here already.
+
+        Raises:
+            VkvError: As ``Remote.pull`` and ``PromptStore.add``.
+            OSError: Likewise.
+        """
+        key = self.remote.full_id(key)
+        with self._layout.desk() as desk, self.remote.open(key) as document:
+            own, others = desk / "new.vkv", desk / "others"
+            others.mkdir()
+            self._download(document, key, own, progress)
+            for base in (name.hex() for name in header.files(document.header)):
+                if not self._layout.path(base).exists():
+                    with self.remote.open(base) as other:
+                        self._download(other, base, others / f"{base}.vkv", None)
+            return take_in(self._index, self.limits, own, Files([others]))
+
+    def _download(
+        self, document: Document, key: str, path: Path, progress: Progress | None
+    ) -> None:
+        """Fetch to a desk; what an interrupted one left beside the desks is gone on from."""
+        transfer.download(document, key, path, self._layout.incoming / f"{key}.part", progress)
+
+    def _read_through(self, tokens: Any, model: Any) -> None:
+        if not self._answers():
+            return
+        here = super().find(tokens, model=model)
+        try:
+            match = self.remote.find(tokens, model=model, longer_than=here.tokens if here else 0)
+            limit = self.limits.max_bytes
+            if match is not None and (limit is None or match.size <= limit):
+                self.pull(match.id)
+        except (VkvError, OSError) as exc:
+            self._silence(exc)
+
+    def _answers(self) -> bool:
+        return time.monotonic() >= self._silent_until
+
+    def _silence(self, exc: Exception) -> None:
+        _log.warning("remote: %s; not asked for %d s", exc, PAUSE)
+        self._silent_until = time.monotonic() + PAUSE
