@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -18,9 +20,11 @@ from vkv.atomic import replacing
 ROOT = Path(__file__).parents[1]
 
 
-def write(path: Path, data: bytes, **options: Any) -> None:
+def write(path: Path, data: bytes, pieces: int = 1, **options: Any) -> None:
+    size = -(-len(data) // pieces)
     with replacing(path, **options) as fd:
-        os.write(fd, data)
+        for i in range(pieces):
+            os.write(fd, data[i * size : (i + 1) * size])
 
 
 def mode(path: Path) -> int:
@@ -177,3 +181,31 @@ def test_a_pipe_is_not_replaced(tmp_path):
     with pytest.raises(OSError, match="no regular file"):
         write(tmp_path / "pipe", b"x")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path):
+    path = tmp_path / "a.vkv"
+    for given, named in ((None, path), ("other", "other")):
+        with pytest.raises(OSError, match="No space left") as caught, replacing(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), given)
+        assert caught.value.filename == os.fspath(named)
+    with pytest.raises(FileNotFoundError) as caught, replacing(tmp_path / "no" / "a.vkv"):
+        pass
+    assert caught.value.filename == os.fspath(tmp_path / "no" / "a.vkv")
+
+
+def test_a_full_disk_names_the_file_that_was_to_be_written(tmp_path):
+    import resource
+
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
+    try:
+        write(tmp_path / "a.vkv", bytes(50))
+        with pytest.raises(OSError, match="File too large") as caught:
+            write(tmp_path / "a.vkv", bytes(200), pieces=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+        signal.signal(signal.SIGXFSZ, before)
+    assert caught.value.filename == os.fspath(tmp_path / "a.vkv")
+    assert os.listdir(tmp_path) == ["a.vkv"]

@@ -11,6 +11,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 #: ``.name.pid-random.vkv-tmp``; the pid is for people who find one.
 _TEMP = re.compile(r"^\.(?P<name>.+)\.\d+-[0-9a-f]{8}\.vkv-tmp$", re.DOTALL)
@@ -32,7 +33,7 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
 
     Raises:
         OSError: The directory is missing or not writable, the disk is full, or what
-            stands there is no regular file (a device, a pipe).
+            stands there is no regular file (a device, a pipe). It names ``path``.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -40,7 +41,10 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
     if target.exists() and not target.is_file():
         raise OSError(errno.EINVAL, "exists and is no regular file; it is not replaced", str(path))
     _sweep(target)
-    temp, fd = _create(target)
+    try:
+        temp, fd = _create(target)
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, os.fspath(path)) from exc
     try:
         try:
             yield fd
@@ -51,11 +55,19 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
             os.replace(temp, target)
         finally:
             os.close(fd)
-    except BaseException:
+    except BaseException as exc:
         temp.unlink(missing_ok=True)
+        if _unnamed(exc, temp):
+            raise OSError(exc.errno, exc.strerror, os.fspath(path)) from exc
         raise
     if durable:
         _sync_directory(target.parent)
+
+
+def _unnamed(exc: BaseException, temp: Path) -> TypeGuard[OSError]:
+    """Whether an error of the file system names no file, or one nobody has heard of."""
+    named = isinstance(exc, OSError) and exc.filename not in (None, os.fspath(temp))
+    return isinstance(exc, OSError) and exc.errno is not None and not named
 
 
 def _create(target: Path) -> tuple[Path, int]:

@@ -106,7 +106,10 @@ class FileSource:
     def readinto(self, start: int, buffer: memoryview) -> None:
         done = 0
         while done < len(buffer):
-            n = os.preadv(self._file.fileno(), [buffer[done : done + CHUNK]], start + done)
+            try:
+                n = os.preadv(self._file.fileno(), [buffer[done : done + CHUNK]], start + done)
+            except OSError as exc:
+                raise OSError(exc.errno, exc.strerror, self.path) from exc
             if n == 0:
                 raise ContainerError(
                     f"ends at byte {start + done}, expected {start + len(buffer)}",
