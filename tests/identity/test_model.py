@@ -243,7 +243,7 @@ GOLDEN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "quantized bfloat16": (
         lambda: quantized(4, tiny.llama(dtype=mx.bfloat16)),
-        "12efd4b15090df1c369e7f2921fe286a08754de10a699b5f1b8af3501dc0bced",
+        "cdc9b958740d95eb29d21f99097e5ccec50ae56b90608faa4f9e99a6cfce4cc2",
     ),
     "rope frequencies": (
         lambda: tiny.llama(rope_scaling=LLAMA3),
@@ -337,3 +337,11 @@ def test_sampling_sees_the_first_and_the_last_value_and_takes_any_layout() -> No
     assert mx.array_equal(_bits(x.T), _bits(mx.contiguous(x.T)))
     nan = mx.full((100,), mx.nan).view(mx.uint32) + mx.arange(100, dtype=mx.uint32)
     assert mx.array_equal(_bits(nan.view(mx.float32)), _bits(nan))
+
+
+@pytest.mark.parametrize(("mode", "bits"), [("affine", 3), ("affine", 8), ("mxfp4", 4)])
+def test_parameters_are_the_weights_that_packed_words_stand_for(mode: str, bits: int) -> None:
+    model = tiny.llama()
+    plain = identity.of_model(model)[0].parameters
+    nn.quantize(model, 32, bits, mode=mode)
+    assert identity.of_model(model)[0].parameters == plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
@@ -44,7 +45,7 @@ def of_model(model: Any) -> tuple[Model, tuple[Rope, ...]]:
     body: dict[str, Any] = {
         "type": str(getattr(model, "model_type", type(model).__module__)),
         "config": config_text(model, {_dtype(x) for x in everything if _is_float(x)}),
-        "parameters": sum(x.size for x in everything),
+        "parameters": _count(model, everything),
         "layers": tuple(digests[:-1]),
         "rest": digests[-1],
     }
@@ -62,6 +63,21 @@ def _parameters(model: Any) -> tuple[list[Arrays], Arrays]:
     ]
     inside = {id(x) for layer in layers for x in layer.values()}
     return layers, {name: x for name, x in _named(model).items() if id(x) not in inside}
+
+
+def _count(model: Any, arrays: Collection[Any]) -> int:
+    """Weights of the model: of a quantized matrix those that it stands for, not its words.
+
+    Scales and biases of quantization are none.
+    """
+    sizes = {id(x): x.size for x in arrays}
+    for _, module in model.named_modules():
+        bits, weight = getattr(module, "bits", None), getattr(module, "weight", None)
+        if isinstance(bits, int) and weight is not None and _dtype(weight) == "uint32":
+            sizes[id(weight)] = weight.size * 32 // bits
+            for name in ("scales", "biases"):
+                sizes.pop(id(getattr(module, name, None)), None)
+    return sum(sizes.values())
 
 
 def _named(module: Any) -> Arrays:
