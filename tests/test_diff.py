@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 import vkv
+from fixtures.models import tiny
 from vkv.diff import Diff, Difference
 
 
@@ -95,3 +96,39 @@ def test_runs_of_layers_share_a_row(places, rows):
 def test_layers_that_differ_otherwise_keep_their_rows():
     found = Diff("a", "b", [Difference(f"layers[{i}].keys", str(i), "y") for i in range(3)])
     assert found.rows() == found.differences
+
+
+def test_two_prefills_of_one_prompt_are_told_in_few_lines(tmp_path):
+    """Bytes that differ in every layer make one line for keys, and one for values."""
+    for name, seed, tokens in (("a", 0, range(8)), ("b", 1, [*range(5), 9, 9])):
+        caches = [filled(KVCache(), seed=seed, tokens=len(tokens)) for _ in range(12)]
+        vkv.save(tmp_path / f"{name}.vkv", caches, tokens=tokens)
+    vkv.save(tmp_path / "c.vkv", [filled(KVCache(), 2) for _ in range(12)], tokens=range(8))
+    same = vkv.diff(tmp_path / "a.vkv", tmp_path / "c.vkv")
+    assert same.rows() == [
+        Difference(f"layers[0-11].{name}", "stored bytes", "other bytes")
+        for name in ("keys", "values")
+    ]
+    assert same.summary == "models not recorded; same 8 tokens; 12 of 12 layers differ"
+    other = vkv.diff(tmp_path / "a.vkv", tmp_path / "b.vkv")
+    assert other.summary == (
+        "models not recorded; the first 5 of 8 and 7 tokens are the same; 12 of 12 layers differ"
+    )
+    assert other.to_dict()["summary"] == {
+        "same_model": None,
+        "tokens": [8, 7],
+        "tokens_in_common": 5,
+        "layers": 12,
+        "layers_that_differ": 12,
+    }
+    vkv.save(tmp_path / "d.vkv", [])
+    assert "token ids not recorded" in vkv.diff(tmp_path / "a.vkv", tmp_path / "d.vkv").summary
+
+
+def test_the_summary_says_whether_the_model_is_the_same(tmp_path):
+    for i in (0, 1):
+        model = tiny.llama(seed=i)
+        vkv.save(tmp_path / f"{i}.vkv", make_prompt_cache(model), model=model)
+    files = tmp_path / "0.vkv", tmp_path / "1.vkv"
+    assert vkv.diff(*files).summary.startswith("other models; ")
+    assert vkv.diff(files[0], files[0]).summary.startswith("same model; ")

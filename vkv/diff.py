@@ -30,11 +30,44 @@ class Difference:
 
 @dataclass(slots=True)
 class Diff:
-    """All differences between two files, in the order of the header."""
+    """All differences between two files, in the order of the header.
+
+    Attributes:
+        a: The first file, as it was given.
+        b: The second.
+        differences: One for each place.
+        model: Whether it is the same one; ``None`` if a file does not say.
+        common: Leading tokens that both have; ``None`` if a file does not say.
+        tokens: How many either has.
+        layers: Of the file that has more.
+    """
 
     a: str
     b: str
     differences: list[Difference] = field(default_factory=list)
+    model: bool | None = None
+    common: int | None = None
+    tokens: tuple[int | None, int | None] = (None, None)
+    layers: int = 0
+
+    @property
+    def differing(self) -> int:
+        """Layers that differ in anything."""
+        found = (_LAYER.fullmatch(d.at) for d in self.differences)
+        return len({match[1] for match in found if match})
+
+    @property
+    def summary(self) -> str:
+        """``same model; the first 96 of 96 and 120 tokens are the same; 2 of 30 layers differ``."""
+        model = {True: "same model", False: "other models", None: "models not recorded"}[self.model]
+        if self.common is None:
+            tokens = "token ids not recorded"
+        elif self.tokens == (self.common, self.common):
+            tokens = f"same {self.common:,} tokens"
+        else:
+            a, b = self.tokens
+            tokens = f"the first {self.common:,} of {a:,} and {b:,} tokens are the same"
+        return f"{model}; {tokens}; {self.differing} of {self.layers} layers differ"
 
     @property
     def same(self) -> bool:
@@ -45,10 +78,13 @@ class Diff:
             self.differences.append(Difference(at, _text(a), _text(b)))
 
     def rows(self) -> list[Difference]:
-        """One difference for each run of layers that differ alike: ``layers[0-29].keys``."""
+        """One difference for each run of layers that differ alike: ``layers[0-29].keys``.
+
+        Digests are left out: that bytes differ is all that they tell.
+        """
         runs: dict[tuple[str, str, str], list[list[int]]] = {}
         found: list[tuple[Difference, list[int]]] = []
-        for d in self.differences:
+        for d in map(_without_digests, self.differences):
             match = _LAYER.fullmatch(d.at)
             layer, rest = (int(match[1]), match[2]) if match else (0, d.at)
             same = runs.setdefault((rest, d.a, d.b), [])
@@ -66,8 +102,21 @@ class Diff:
             "a": self.a,
             "b": self.b,
             "same": self.same,
+            "summary": {
+                "same_model": self.model,
+                "tokens": list(self.tokens),
+                "tokens_in_common": self.common,
+                "layers": self.layers,
+                "layers_that_differ": self.differing,
+            },
             "differences": [{"at": d.at, "a": d.a, "b": d.b} for d in self.differences],
         }
+
+
+def _without_digests(difference: Difference) -> Difference:
+    if not difference.at.endswith(".digests"):
+        return difference
+    return Difference(difference.at.removesuffix(".digests"), "stored bytes", "other bytes")
 
 
 def _collapsed(difference: Difference, first: int, last: int) -> Difference:
@@ -124,6 +173,8 @@ def _identity(found: Diff, a: Document, b: Document) -> None:
         x, y = getattr(a.header, owner), getattr(b.header, owner)
         for name in fields:
             found.add(f"{owner}.{name}", getattr(x, name, None), getattr(y, name, None))
+    if a.header.model and b.header.model:
+        found.model = a.header.model.id == b.header.model.id
     _tokens(found, a, b)
     for key in sorted(a.header.metadata.keys() | b.header.metadata.keys()):
         found.add(f"metadata.{key}", a.header.metadata.get(key), b.header.metadata.get(key))
@@ -131,16 +182,18 @@ def _identity(found: Diff, a: Document, b: Document) -> None:
 
 def _tokens(found: Diff, a: Document, b: Document) -> None:
     x, y = a.tokens(), b.tokens()
-    if x == y:
-        return
-    found.add("tokens.count", x and len(x), y and len(y))
+    counts = None if x is None else len(x), None if y is None else len(y)
+    found.tokens = counts
+    found.add("tokens.count", *counts)
     if x is not None and y is not None:
-        common = next((i for i, (p, q) in enumerate(zip(x, y, strict=False)) if p != q), None)
-        if common is not None:
-            found.add(f"tokens[{common}]", x[common], y[common])
+        pairs = enumerate(zip(x, y, strict=False))
+        found.common = next((i for i, (p, q) in pairs if p != q), min(len(x), len(y)))
+        if found.common < min(len(x), len(y)):
+            found.add(f"tokens[{found.common}]", x[found.common], y[found.common])
 
 
 def _layers(found: Diff, a: Header, b: Header) -> None:
+    found.layers = max(len(a.layers), len(b.layers))
     first, second = dict(walk(a.layers)), dict(walk(b.layers))
     for at in (*first, *(at for at in second if at not in first)):
         x, y = first.get(at), second.get(at)

@@ -19,14 +19,15 @@ from vkv_cli.options import files_option
 def diff(a: str, b: str, deep: bool, places: list[str] | None, as_json: bool) -> int:
     """Show what differs between two files: identity, tokens, layers, codecs, stored bytes.
 
-    One line a difference: where, then what A has, then what B has. Consecutive
-    layers that differ alike share a line.
+    A summary, then one line a difference: where, then what A has, then what B has.
+    Consecutive layers that differ alike share a line.
     """
     run().failure = 2
     found = vkv.diff(a, b, deep=deep, files=places)
     if as_json:
         text.echo_json(found.to_dict())
     elif found.differences:
+        click.echo(found.summary)
         table = [("", "A", "B"), *((d.at, d.a, d.b) for d in found.rows())]
         for line in text.table([tuple(map(text.printable, row)) for row in table]):
             click.echo(line)
