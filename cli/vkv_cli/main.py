@@ -25,6 +25,7 @@ COMMANDS = {
     ),
     "diff": ("diff:diff", "Show what differs between two files."),
     "store": ("store:store", "Keep prompts on this machine and find them again."),
+    "codecs": ("codecs:codecs", "List the codecs and their options."),
     "bench": ("bench:bench", "Measure rate, quality and speed of codecs on a model."),
     "demo": ("demo:demo", "Save, inspect and resume a prompt of a real model."),
 }

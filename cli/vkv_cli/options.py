@@ -83,7 +83,7 @@ class CodecChoice:
 
 def codec_options(default: str = "raw", note: str = "") -> Decorator:
     """``codecs: CodecChoice``."""
-    text = f"Codec, e.g. affine:bits=4,group=64. {note}".strip()
+    text = f"Codec, e.g. affine:bits=4,group=64; `vkv codecs` lists them. {note}".strip()
     return _gather(
         "codecs",
         CodecChoice,
@@ -138,10 +138,12 @@ def word_options() -> Decorator:
         "words",
         Words,
         click.option("-p", "--prompt", metavar="TEXT", help="The user's message; - reads stdin."),
-        click.option("--prompt-file", type=_FILE, metavar="FILE", help="The same from a file."),
+        click.option(
+            "--prompt-file", type=_FILE, metavar="FILE", help="The same from a file; - is stdin."
+        ),
         click.option(
             "--messages", type=_FILE, metavar="FILE",
-            help='A conversation: a JSON list of {"role": …, "content": …}.',
+            help='A conversation: a JSON list of {"role": …, "content": …}; - is stdin.',
         ),
         click.option("--system-prompt", metavar="TEXT", help="System prompt for the template."),
         click.option(
@@ -156,6 +158,8 @@ def _pairs(_: click.Context, param: click.Parameter, values: tuple[str, ...]) ->
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise click.BadParameter(f"{text!r} is not key=value", param=param)
+        if key in found:
+            raise click.BadParameter(f"{key!r} is given twice", param=param)
         found[key] = value
     return found
 

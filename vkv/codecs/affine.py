@@ -40,7 +40,8 @@ class Affine:
     Args:
         bits: Bits per code: 2, 3, 4, 5, 6 or 8.
         group: Channels that share a scale: 32, 64 or 128.
-        scale: Dtype of scales and biases: ``"F32"``, ``"F16"`` or ``"BF16"``.
+        scale: Dtype of scales and biases: ``"F32"``, ``"F16"`` or ``"BF16"``; not given,
+            BF16 for a tensor of BF16, else F16.
 
     Raises:
         CodecError: A parameter is outside the sets above (rule A1).

@@ -59,8 +59,8 @@ class KvQuant:
         selection: ``"two_sided"``: the farthest from the mean (of the channel, or of the
             token in its head). ``"magnitude"``: the largest.
         lloyd_iters: Sweeps of the fit, 0 to 100.
-        refit_interval: Tokens after which a live cache fits new key levels; 0 for never.
-        n_sink: Leading tokens of the sequence stored raw and left out of every fit.
+        refit_interval: Tokens after which a live cache fits new key levels, below 2^31; 0: never.
+        n_sink: Leading tokens of the sequence stored raw and left out of every fit, below 2^31.
         pre_rope: Keys are rotated back before they come here.
 
     Raises:

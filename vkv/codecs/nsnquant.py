@@ -51,9 +51,9 @@ class NSNQuant:
 
     Args:
         bits: Payload bits per element at V = 8: 2 (signs and magnitudes) or 1.
-        window: Tokens that share ``o``.
+        window: Tokens that share ``o``, 2 to 65536.
         metadata_bits: 4 or 16, of ``s1`` and ``o``.
-        codebook_size: K, at most 256.
+        codebook_size: K, 2 to 256.
         subvector_dim: V: 4, 8 or 16.
         pre_rope: Keys are stored without their rotary embedding.
         match: How codewords are trained and chosen: ``"euclidean"`` or ``"cosine"``.
@@ -62,7 +62,7 @@ class NSNQuant:
             holds, and the least squares fit.
         fold: What ``s2`` is corrected for after coding: the ``"norm"`` of the token, the
             ``"least"`` squared error, or an error ``"orthogonal"`` to the token.
-        seed: Of the codebook's training. The last four matter to the encoder alone.
+        seed: Of the codebook's training, 0 to 2^63 - 1. The last four matter to the encoder alone.
 
     Raises:
         CodecError: A parameter is outside its set (rule N1).

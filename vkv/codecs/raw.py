@@ -23,7 +23,7 @@ class Raw:
     """Lossless, any dtype, any shape: one part ``data`` of the tensor's own form.
 
     Args:
-        dtype: Dtype of the tensor, as safetensors names it.
+        dtype: Dtype to store, as safetensors names it; not given, the tensor's own.
 
     Raises:
         CodecError: ``dtype`` is not one that MLX has (rule R1).

@@ -56,15 +56,15 @@ class Tc:
 
     Args:
         step: Step of the integers, in deviations of the tensor about its channel means;
-            with a basis, in units of its rows. ``configure`` halves it for values.
+            with a basis, in units of its rows; 1e-6 to 1e6. ``configure`` halves it for values.
         bits: Bits per element to find the step for, all parts of this codec in, and for
-            ``plan`` all else of the file too; 0: none.
+            ``plan`` all else of the file too; up to 16; 0: none.
         axes: ``"joint"`` (over all KV heads), ``"head"``, ``"none"``, or ``"auto"``: the
             cheapest of them.
-        n_sink: Leading tokens that are kept raw.
-        tail: Last tokens that are kept raw.
+        n_sink: Leading tokens that are kept raw, 0 to 65536.
+        tail: Last tokens that are kept raw, 0 to 65536.
         pre_rope: Keys are stored without their rotary embedding.
-        basis: BLAKE3, in hex, of a basis in another file; ``""``: it is a part.
+        basis: BLAKE3, in hex, of a basis in another file; empty: it is a part.
 
     Raises:
         CodecError: A parameter is outside its range (rule T1).

@@ -1,0 +1,65 @@
+"""``vkv codecs``: every codec with its options, their defaults and ranges."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from vkv.header import Scalar
+from vkv_cli import text
+
+if TYPE_CHECKING:
+    from vkv.codecs.options import Option
+
+#: Columns before the texts.
+_WIDTH = 28
+
+
+@click.command()
+@text.json_option
+def codecs(as_json: bool) -> None:
+    """List the codecs: their options, defaults and ranges.
+
+    A codec string is NAME[:OPTION=VALUE,…], e.g. affine:bits=8,group=32.
+    """
+    from vkv.codecs import CODECS, newest  # brings MLX
+    from vkv.codecs.options import options, summary
+
+    found = {name: CODECS[name, version] for name, version in newest().items()}
+    for name, codec in found.items() if as_json else ():
+        own = {"schema_version": 1, "codec": name, "version": codec.version}
+        about = {"summary": summary(codec), "options": [asdict(x) for x in options(codec)]}
+        text.echo_json(own | about)
+    blocks = [
+        [f"{name}: {_plain(summary(codec))}", *(line for x in options(codec) for line in _lines(x))]
+        for name, codec in found.items()
+    ]
+    if not as_json:
+        click.echo("\n\n".join("\n".join(block) for block in blocks))
+
+
+def _lines(option: Option) -> Iterator[str]:
+    """An option with its default, and what it does, wrapped beside it."""
+    about = _plain(option.text)
+    if option.keys != option.values:
+        about += f" Of values: {_text(option.values)}."
+    first, *more = textwrap.wrap(about, 100 - _WIDTH)
+    yield f"{f'  {option.name}={_text(option.keys)}':<{_WIDTH}}{first}"
+    yield from (f"{'':<{_WIDTH}}{line}" for line in more)
+
+
+def _plain(text: str) -> str:
+    """Without the marks of code."""
+    return re.sub('``"?|"?``', "", text)
+
+
+def _text(value: Scalar) -> str:
+    """As a codec string has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
