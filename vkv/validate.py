@@ -9,6 +9,7 @@ from typing import Any
 
 from vkv import codecs, header
 from vkv.codecs.base import check_dtype, check_forms
+from vkv.container import HEADER
 from vkv.document import Document, open_document
 from vkv.elsewhere import Files, Other, Place, beside
 from vkv.errors import VkvError
@@ -144,9 +145,9 @@ def _codec_errors(document: Document) -> Iterator[VkvError]:
 
 
 def _digest_errors(document: Document) -> Iterator[VkvError]:
-    for name, stored in document.header.tensors.items():
+    for name in document.entries:  # as they lie in the file; the header has them sorted
         try:
-            if stored.file is None:
+            if name != HEADER:
                 document.check(name)
         except VkvError as exc:
             yield exc

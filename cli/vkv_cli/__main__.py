@@ -1,7 +1,17 @@
-"""``python -m vkv_cli``: the same as ``vkv``."""
+"""The program ``vkv``: what is imported here is imported where an interrupt is met."""
 
 import sys
 
-from vkv_cli.main import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line of the process; its exit status."""
+    try:
+        from vkv_cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:  # also while Python imports, the first tenths of a second
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

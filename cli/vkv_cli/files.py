@@ -8,18 +8,21 @@ from collections.abc import Callable
 import click
 
 from vkv.errors import VkvError
-from vkv_cli import quiet
+from vkv_cli import quiet, text
+from vkv_cli.group import run
 
 files_argument = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 
 
-def each_file(files: tuple[str, ...], look: Callable[[str], bool]) -> int:
+def each_file(files: tuple[str, ...], look: Callable[[str], bool], as_json: bool) -> int:
     """Call ``look`` on every file; one that fails does not hide the next.
+
+    With ``as_json`` every file gives an object, those that cannot be read too.
 
     Returns:
         Exit status: 1 if a file could not be read, or ``look`` said no to it.
     """
-    if len(files) == 1:
+    if len(files) == 1 and not as_json:
         return 0 if look(files[0]) else 1
     good = True
     for path in files:
@@ -28,6 +31,11 @@ def each_file(files: tuple[str, ...], look: Callable[[str], bool]) -> int:
         except BrokenPipeError:
             raise
         except (VkvError, OSError) as exc:
+            if run().debug:
+                raise
+            if as_json:
+                line = quiet.one_line(exc)
+                text.echo_json({"schema_version": 1, "path": path, "error": line})
             sys.stdout.flush()  # keep the order of lines where both go to one place
             print(f"vkv: error: {quiet.one_line(exc)}", file=sys.stderr)
             good = False

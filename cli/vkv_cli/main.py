@@ -68,8 +68,11 @@ def _report(exc: Exception, run: Run) -> int:
         # The reader has gone (`vkv inspect x | head`); nothing may be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return run.failure
-    if isinstance(exc, click.ClickException):
+    if isinstance(exc, click.exceptions.NoArgsIsHelpError):
         exc.show()
+        return exc.exit_code
+    if isinstance(exc, click.ClickException):
+        print(f"vkv: error: {quiet.usage_line(exc)}", file=sys.stderr)
         return exc.exit_code
     if run.debug:
         import traceback  # not needed in good runs, which should start fast

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+import click
+
 import vkv
 import vkv_cli
 from vkv_cli.group import Run
@@ -31,6 +33,13 @@ def one_line(exc: BaseException) -> str:
     if type(exc).__module__ == "builtins" and not isinstance(exc, OSError):
         return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
     return text or type(exc).__name__
+
+
+def usage_line(exc: click.ClickException) -> str:
+    """What is wrong with a command line, on one line, and where to read on."""
+    context = getattr(exc, "ctx", None)
+    command = context.command_path if context is not None else "vkv"
+    return f"{' '.join(exc.format_message().split()).rstrip('.')}. See `{command} --help`."
 
 
 def silence_libraries() -> None:

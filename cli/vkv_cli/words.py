@@ -24,7 +24,7 @@ class Words:
 
     Attributes:
         prompt: The user's message; ``-`` stands for stdin.
-        prompt_file: A file with it.
+        prompt_file: A file with it; ``-`` for stdin, also of the next.
         messages: A JSON file with a conversation.
         system_prompt: Goes before the user's message; ``-`` stands for stdin.
         ignore_chat_template: The message is the prompt as it is.
@@ -58,6 +58,8 @@ class Words:
             raise click.UsageError("--messages holds the system prompt: leave --system-prompt out.")
         if self.ignore_chat_template and (self.messages or self.system_prompt is not None):
             raise click.UsageError("--ignore-chat-template goes with --prompt or --prompt-file.")
+        if sum(str(x) == "-" for x in (*sources, self.system_prompt)) > 1:
+            raise click.UsageError("only one of the options that hold the prompt can be stdin.")
 
     def tokens(self, read: Messages, tokenizer: Any) -> list[int]:
         """The prompt's token ids."""
@@ -87,19 +89,29 @@ class Words:
         return found
 
     def _system(self) -> str:
-        if self.system_prompt != "-":
-            return self.system_prompt or ""
-        if self.prompt == "-":
-            raise click.UsageError("only one of --prompt and --system-prompt can be stdin.")
-        return sys.stdin.read()
+        text = sys.stdin.read() if self.system_prompt == "-" else str(self.system_prompt)
+        return filled(text, "--system-prompt")
 
     def _text(self) -> str:
-        if self.prompt == "-":
-            return sys.stdin.read()
-        return _text(self.prompt_file) if self.prompt_file is not None else str(self.prompt)
+        if self.prompt_file is not None:
+            return filled(_text(self.prompt_file), str(self.prompt_file))
+        return filled(sys.stdin.read() if self.prompt == "-" else str(self.prompt), "--prompt")
+
+
+def filled(text: str, at: str) -> str:
+    """``text``, which says something.
+
+    Raises:
+        VkvError: It does not; ``at`` says whose it is.
+    """
+    if not text.strip():
+        raise VkvError("an empty prompt: there is nothing to compute", at=at)
+    return text
 
 
 def _text(path: Path) -> str:
+    if str(path) == "-":
+        return sys.stdin.read()
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as exc:

@@ -61,16 +61,16 @@ def test_version(run):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["frobnicate"], "Error: No such command 'frobnicate'."),
-        (["inspect"], "Error: Missing argument 'FILE...'."),
-        (["inspect", "--nope", "x"], "Error: No such option"),
-        (["diff", "x"], "Error: Missing argument 'B'."),
-        (["save", "-o", "x.vkv"], "Error: Missing option '--model'."),
-        (["save", "--model", "m"], "Error: Missing option '-o'"),
-        (["generate", "x.vkv"], "Error: Missing option '-p' / '--prompt'."),
+        (["frobnicate"], "No such command 'frobnicate'."),
+        (["inspect"], "Missing argument 'FILE...'."),
+        (["inspect", "--nope", "x"], "No such option"),
+        (["diff", "x"], "Missing argument 'B'."),
+        (["save", "-o", "x.vkv"], "Missing option '--model'."),
+        (["save", "--model", "m"], "Missing option '-o'"),
+        (["generate", "x.vkv"], "Missing option '-p' / '--prompt'."),
         (
             ["save", "--model", "m", "-o", "no/where.vkv", "-p", "x"],
-            "Error: Invalid value for '-o' / '--output' / '--prompt-cache-file': "
+            "Invalid value for '-o' / '--output' / '--prompt-cache-file': "
             "directory 'no' does not exist",
         ),
         (
@@ -79,31 +79,39 @@ def test_version(run):
         ),
         (
             ["save", "--model", "m", "-o", "x.vkv"],
-            "Error: no prompt: give --prompt, --prompt-file, --messages or --system-prompt.",
+            "no prompt: give --prompt, --prompt-file, --messages or --system-prompt.",
         ),
         (
             ["save", "--model", "m", "-o", "x.vkv", "-p", "a", "--messages", "b"],
-            "Error: give one of --prompt, --prompt-file and --messages.",
+            "give one of --prompt, --prompt-file and --messages.",
         ),
         (
             ["save", "--model", "m", "-o", "x.vkv", "--system-prompt", "a", "--messages", "b"],
-            "Error: --messages holds the system prompt: leave --system-prompt out.",
+            "--messages holds the system prompt: leave --system-prompt out.",
         ),
         (
             ["save", "--model", "m", "-o", "x", "--system-prompt", "a", "--ignore-chat-template"],
-            "Error: --ignore-chat-template goes with --prompt or --prompt-file.",
+            "--ignore-chat-template goes with --prompt or --prompt-file.",
         ),
         (
             ["save", "--model", "m", "-o", "x.vkv", "-p", "x", "--meta", "a"],
-            "Error: Invalid value for '--meta': 'a' is not key=value",
+            "Invalid value for '--meta': 'a' is not key=value",
+        ),
+        (
+            ["save", "--model", "m", "-o", "x.vkv", "-p", "x", "--meta", "a=1", "--meta", "a=2"],
+            "Invalid value for '--meta': 'a' is given twice",
+        ),
+        (
+            ["save", "--model", "m", "-o", "x", "--system-prompt", "-", "--prompt-file", "-"],
+            "only one of the options that hold the prompt can be stdin",
         ),
         (
             ["generate", "x.vkv", "-p", "x", "-m", "0"],
-            "Error: Invalid value for '-m' / '--max-tokens': 0 is neither positive nor -1",
+            "Invalid value for '-m' / '--max-tokens': 0 is neither positive nor -1",
         ),
         (
             ["convert", "a", "b.vkv", "--prompt", "x"],
-            "Error: a prompt needs --model, whose tokenizer makes its tokens.",
+            "a prompt needs --model, whose tokenizer makes its tokens.",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -112,8 +120,11 @@ def test_wrong_usage_is_status_2(run, args, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run(*args)
     assert (ran.status, ran.out) == (2, "")
-    assert ran.err.startswith("Usage: vkv ")
+    assert ran.err.startswith("vkv: error: ")
     assert message in ran.err
+    assert ran.err.count("\n") == 1
+    command = args[0] if args[0] in entry.COMMANDS else ""
+    assert ran.err.endswith(f" See `{f'vkv {command}'.strip()} --help`.\n")
     assert os.listdir(tmp_path) == []
 
 
@@ -161,6 +172,18 @@ def damaged(path, files):
             "[1]: message 0 is not a map with role and content",
         ),
         (
+            ["save", "--model", "m", "-o", "x.vkv", "-p", ""],
+            "--prompt: an empty prompt: there is nothing to compute",
+        ),
+        (
+            ["save", "--model", "m", "-o", "x.vkv", "--system-prompt", " \n"],
+            "--system-prompt: an empty prompt: there is nothing to compute",
+        ),
+        (
+            ["save", "--model", "m", "-o", "x.vkv", "--prompt-file", "empty"],
+            "empty: an empty prompt: there is nothing to compute",
+        ),
+        (
             ["save", "--model", ".", "-o", "x.vkv", "-p", "x"],
             "cannot load model '.': the directory has no config.json",
         ),
@@ -206,6 +229,26 @@ def test_an_interrupt_is_status_130(run, monkeypatch, error):
     monkeypatch.setattr("vkv.inspect", interrupted, raising=False)
     ran = run("inspect", "x")
     assert (ran.status, ran.out, ran.err.strip()) == (130, "", "")
+
+
+def test_an_interrupt_while_python_imports_is_status_130():
+    code = """if True:
+        import runpy, sys
+        class Interrupted:
+            def find_spec(self, name, *_):
+                if name == "click":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupted())
+        runpy.run_module("vkv_cli", run_name="__main__")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_no_command_shows_the_help(run):
+    ran = run()
+    assert ran.status == 2
+    assert "Commands:" in ran.err
 
 
 def test_a_reader_that_goes_away_is_no_error(files):

@@ -248,3 +248,28 @@ def test_a_file_without_tokens(run, model, tmp_path):
     assert ran.err == (
         "vkv: error: the file holds no token ids, so no prompt can go on from it [L8]\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--messages", '[{"role": "user", "content": "Hello"}]'),
+        ("--prompt-file", "Hello"),
+        ("--prompt", "Hello"),
+        ("--system-prompt", "Hello"),
+    ],
+)
+def test_a_dash_is_stdin(run, model, tmp_path, option, text):
+    (tmp_path / "in").write_text(text)
+    given = tmp_path / "in" if option in ("--messages", "--prompt-file") else text
+    for name, value in (("file", given), ("stdin", "-")):
+        out = tmp_path / f"{name}.vkv"
+        assert run("save", "--model", model, option, value, "-o", out, stdin=text).status == 0
+    assert vkv.diff(tmp_path / "file.vkv", tmp_path / "stdin.vkv").same
+
+
+@pytest.mark.parametrize("prompt", ["", " \n", "-"])
+def test_an_empty_prompt_is_refused(run, saved, prompt):
+    ran = run("generate", saved, "-p", prompt)
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == "vkv: error: --prompt: an empty prompt: there is nothing to compute\n"

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from mlx_lm.models.cache import KVCache
 
 import vkv
+from tests.cli.conftest import filled
+from vkv.container import HEADER
+from vkv.document import open_document
 
 
 @pytest.fixture
@@ -65,7 +69,8 @@ def test_diff_shows_both_sides(run, files):
     ran = run("diff", files / "affine.vkv", files / "raw.vkv", "--deep")
     found = vkv.diff(files / "affine.vkv", files / "raw.vkv", deep=True)
     assert ran.status == 1
-    head, *lines = ran.out.splitlines()
+    summary, head, *lines = ran.out.splitlines()
+    assert summary == found.summary
     assert head.split() == ["A", "B"]
     assert len(lines) == len(found.rows())
     for line, difference in zip(lines, found.rows(), strict=True):
@@ -83,3 +88,27 @@ def test_diff_as_json(run, files):
 def test_diff_has_status_2_for_trouble(run, files):
     ran = run("diff", files / "raw.vkv", "none")
     assert (ran.status, ran.err) == (2, "vkv: error: none: No such file or directory\n")
+
+
+@pytest.mark.parametrize("command", ["inspect", "validate"])
+def test_json_has_an_object_for_a_file_that_cannot_be_read(run, files, command):
+    ran = run(command, "--json", "none", files / "raw.vkv")
+    assert ran.status == 1
+    error, good = map(json.loads, ran.out.splitlines())
+    reason = "none: No such file or directory"
+    assert error == {"schema_version": 1, "path": "none", "error": reason}
+    assert good["path"] == str(files / "raw.vkv")
+    assert ran.err == f"vkv: error: {reason}\n"
+    assert run(command, "--json", "none").json == error
+
+
+def test_findings_come_in_the_order_of_the_file(tmp_path):
+    vkv.save(tmp_path / "a.vkv", [filled(KVCache(), tokens=4) for _ in range(12)])
+    with open_document(tmp_path / "a.vkv") as document:
+        names = [name for name in document.entries if name != HEADER]
+        start = document.entries[names[0]].start
+    raw = (tmp_path / "a.vkv").read_bytes()
+    (tmp_path / "a.vkv").write_bytes(raw[:start] + bytes(b ^ 1 for b in raw[start:]))
+    found = [f.at for f in vkv.validate(tmp_path / "a.vkv").findings if f.rule == "D1"]
+    assert found == names
+    assert len(names) == 24

@@ -34,7 +34,8 @@ def check_layers(header: Header) -> None:
         tokens = header.tokens
         offset = layer.scalars.get("offset")
         if tokens is not None and offset is not None and offset not in (0, tokens.count):
-            raise CacheError(f"holds {offset} tokens, the file {tokens.count}", rule="L6", at=path)
+            text = f"holds {offset} tokens, but there are {tokens.count} token ids"
+            raise CacheError(text, rule="L6", at=path)
 
 
 def check_heads(header: Header) -> None:

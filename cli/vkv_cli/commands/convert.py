@@ -53,7 +53,9 @@ def convert(
 
     IN is a prompt cache of mlx-lm, of 0.31 or 0.32, or a .vkv file. A prompt cache
     names neither the weights nor the tokens it was made from: --model and the
-    prompt (as for `vkv save`) add them.
+    prompt (as for `vkv save`) add them. Of these the number of layers, of KV heads and
+    of tokens is checked, and no more: only computing the prompt again could tell whether
+    it is the one.
 
     OUT appears whole or not at all; an existing file is replaced in one step.
     """

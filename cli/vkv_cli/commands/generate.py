@@ -26,7 +26,7 @@ from vkv_cli.options import (
     sampling_options,
 )
 from vkv_cli.progress import progress
-from vkv_cli.words import PLAIN
+from vkv_cli.words import PLAIN, filled
 from vkv_cli.written import show_written
 
 
@@ -89,7 +89,7 @@ def generate(
     info = vkv.inspect(file)
     spec = codecs.spec(info.codecs)
     choice = choice.completed(info.metadata)
-    words = sys.stdin.read() if prompt == "-" else prompt
+    words = filled(sys.stdin.read() if prompt == "-" else prompt, "--prompt")
     model, tokenizer = load_model(choice)
     owner = {"model": model, "tokenizer": tokenizer}
     loaded, reading = _read(file, **owner, live=live, force=force, files=places)

@@ -37,7 +37,7 @@ def inspect(files: tuple[str, ...], quiet: bool, as_json: bool) -> int:
         shown += 1
         return True
 
-    return each_file(files, show)
+    return each_file(files, show, as_json)
 
 
 def lines(info: Info) -> Iterator[str]:

@@ -47,4 +47,4 @@ def validate(
         click.echo(f"{name}: " + ("ok" if report.ok else f"{errors} error{'s' * (errors > 1)}"))
         return report.ok
 
-    return each_file(files, look)
+    return each_file(files, look, as_json)
