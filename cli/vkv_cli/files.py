@@ -14,7 +14,7 @@ from vkv_cli.group import run
 files_argument = click.argument("files", nargs=-1, required=True, metavar="FILE...")
 
 
-def each_file(files: tuple[str, ...], look: Callable[[str], bool], as_json: bool) -> int:
+def each_file(files: tuple[str, ...], look: Callable[[str], bool], as_json: bool = False) -> int:
     """Call ``look`` on every file; one that fails does not hide the next.
 
     With ``as_json`` every file gives an object, those that cannot be read too.

@@ -197,7 +197,7 @@ def test_over_http_entries_are_pulled_by_id(web, path, tmp_path, model):
     assert there.pull(web.id, tmp_path / "b.vkv").read_bytes() == path.read_bytes()
     for call, words in (
         (lambda: there.find(LONG, model=model), "http has no listings"),
-        (lambda: there.pull(web.id[:8], tmp_path), "give the whole id"),
+        (lambda: there.pull(web.id[:8], tmp_path), "by their whole id"),
         (lambda: there.push(path), "can be read and not written"),
     ):
         with pytest.raises(VkvError, match=words):

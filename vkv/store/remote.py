@@ -142,8 +142,7 @@ class Remote:
         """
         from vkv.identity import token_bytes
 
-        if self._web:
-            raise VkvError("http has no listings, so nothing can be found", at=shown(self.url))
+        self._listable()
         data = but_last(token_bytes(tokens))
         return seek.longest(self, data, of_model(model), longer_than)
 
@@ -151,8 +150,10 @@ class Remote:
         """Id and size of every file.
 
         Raises:
+            VkvError: http has no listings.
             OSError: The remote cannot be listed.
         """
+        self._listable()
         with naming(self.url):
             found = self._files.find(f"{self._root}/objects", detail=True)
         named = [(PurePosixPath(path).stem, int(info["size"])) for path, info in found.items()]
@@ -200,8 +201,7 @@ class Remote:
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder; none if there is no such folder."""
-        if self._web:
-            raise VkvError("http has no listings: give the whole id", at=shown(self.url))
+        self._listable()
         try:
             with naming(self._at(folder)):
                 found = self._files.find(f"{self._root}/{folder}")
@@ -217,6 +217,11 @@ class Remote:
                 for folder in {os.fspath(PurePosixPath(path).parent) for path in paths}:
                     self._files.makedirs(folder, exist_ok=True)
             self._files.pipe(dict.fromkeys(paths, b""))
+
+    def _listable(self) -> None:
+        if self._web:
+            text = "http has no listings: files are pulled by their whole id"
+            raise VkvError(text, at=shown(self.url))
 
     def _writable(self) -> None:
         if self._web:
