@@ -17,6 +17,9 @@ COMMANDS = {
     "gc": ("store.gc:gc", "Remove what is over a limit, unreadable, or litter."),
     "verify": ("store.verify:verify", "Check the index and every byte of every file."),
     "stats": ("store.stats:stats", "Say how much there is."),
+    "push": ("store.remote:push", "Send entries to another machine's store."),
+    "pull": ("store.remote:pull", "Take entries of another machine's store in."),
+    "ls-remote": ("store.remote:ls_remote", "List what another machine's store has."),
     "reindex": ("store.reindex:reindex", "Make the index again from the files."),
 }
 

@@ -1,0 +1,105 @@
+"""``vkv store push``, ``pull`` and ``ls-remote``: entries on other machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+import vkv
+from vkv.remote_source import shown
+from vkv.store import Remote, TieredStore
+from vkv_cli import text
+from vkv_cli.commands.store.common import show, store_option
+from vkv_cli.options import files_option
+from vkv_cli.progress import progress
+from vkv_cli.written import show_written
+
+remote_option = click.option(
+    "--remote", metavar="URL", required=True, envvar="VKV_REMOTE", show_envvar=True,
+    help="The other store: a directory on s3://, gs://, file:// and what else fsspec writes; "
+    "https:// to pull from.",
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("what", nargs=-1, required=True, metavar="ID|FILE...")
+@remote_option
+@store_option
+@files_option
+@text.json_option
+def push(
+    what: tuple[str, ...],
+    remote: str,
+    store: vkv.PromptStore,
+    places: list[str] | None,
+    as_json: bool,
+) -> None:
+    """Send entries of this store, or .vkv files, to a remote, with what they stand on.
+
+    What is there already is not sent again. Every byte is checked before it is sent;
+    an object appears under its name whole or not at all.
+    """
+    here = TieredStore(store.root, remote=remote)
+    for name in what:
+        with progress(f"pushing {name}", unit="bytes") as step:
+            if os.path.exists(name):
+                key = here.remote.push(name, files=places, progress=step)
+            else:
+                key = here.push(name, progress=step)
+        if as_json:
+            text.echo_json({"schema_version": 1, "id": key, "remote": shown(remote)})
+        else:
+            click.echo(f"{text.printable(name)}: {key} is at {text.printable(shown(remote))}")
+
+
+@click.command()
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@remote_option
+@store_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="Write a file, or files named by their ids, and leave the store alone.",
+)
+@text.json_option
+def pull(
+    ids: tuple[str, ...], remote: str, store: vkv.PromptStore, output: Path | None, as_json: bool
+) -> None:
+    """Take entries of a remote into this store, with what they stand on.
+
+    Each is checked by its id and the digest of every tensor before it is taken in. A
+    transfer that was interrupted goes on where it ended.
+    """
+    if output is not None and len(ids) > 1 and not output.is_dir():
+        raise click.UsageError("several files need a directory: --output is none.")
+    here = TieredStore(store.root, remote=remote)
+    for key in ids:
+        with progress(f"pulling {key}", unit="bytes") as step:
+            if output is None:
+                entry = here.pull(key, progress=step)
+            else:
+                path = here.remote.pull(key, output, progress=step)
+        if output is not None:
+            show_written(vkv.inspect(path), as_json)
+        elif as_json:
+            show([entry], as_json)
+        else:
+            click.echo(f"{entry.id}: {entry.tokens:,} tokens, {text.exact_size(entry.size)}")
+
+
+@click.command()
+@remote_option
+@text.json_option
+def ls_remote(remote: str, as_json: bool) -> None:
+    """List the files of a remote: id and size."""
+    found: Iterable[tuple[str, int]] = Remote(remote).ls()
+    for key, size in found:
+        if as_json:
+            text.echo_json({"schema_version": 1, "id": key, "size": size})
+        else:
+            click.echo(f"{key}  {text.size(size)}")

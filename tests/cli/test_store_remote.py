@@ -1,0 +1,67 @@
+"""``vkv store push``, ``pull`` and ``ls-remote``."""
+
+from __future__ import annotations
+
+import pytest
+
+import vkv
+from tests import servers
+from vkv.store.remote import object_name
+
+
+@pytest.fixture
+def url(tmp_path):
+    return (tmp_path / "there").as_uri()
+
+
+@pytest.fixture
+def here(tmp_path, saved):
+    store = vkv.PromptStore(tmp_path / "here")
+    store.add(saved)
+    return store
+
+
+def test_there_and_back(run, here, saved, url, tmp_path, monkeypatch):
+    (entry,) = here.ls()
+    args = ("--remote", url, "--store")
+    ran = run("store", "push", entry.id[:8], *args, here.root)
+    assert (ran.status, ran.out, ran.err) == (0, f"{entry.id[:8]}: {entry.id} is at {url}\n", "")
+    assert run("store", "push", saved, *args, here.root).out.endswith(f"{entry.id} is at {url}\n")
+    monkeypatch.setenv("VKV_REMOTE", url)
+    assert run("store", "ls-remote").out.split()[0] == entry.id
+    assert run("store", "ls-remote", "--json").json["size"] == entry.size
+    ran = run("store", "pull", entry.id[:8], "--store", tmp_path / "other", "--json")
+    assert (ran.json["id"], ran.json["tokens"]) == (entry.id, entry.tokens)
+    assert [e.id for e in vkv.PromptStore(tmp_path / "other").ls()] == [entry.id]
+    ran = run("store", "pull", entry.id, "-o", tmp_path / "a.vkv")
+    assert ran.out.startswith(f"{tmp_path / 'a.vkv'}: {entry.tokens} tokens")
+    assert (tmp_path / "a.vkv").read_bytes() == saved.read_bytes()
+
+
+def test_pull_over_http(run, saved, tmp_path):
+    key = vkv.inspect(saved).id
+    with servers.web(files={f"/{object_name(key)}": saved.read_bytes()}) as web:
+        ran = run("store", "pull", key, "--remote", web.url, "--store", tmp_path / "s")
+    assert (ran.status, ran.err) == (0, "")
+    assert [e.id for e in vkv.PromptStore(tmp_path / "s").ls()] == [key]
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "words"),
+    [
+        (["push", "x"], 2, "Missing option '--remote' (env var: 'VKV_REMOTE')"),
+        (["pull", "x", "y", "--remote", "{url}", "-o", "a.vkv"], 2, "need a directory"),
+        (["pull", "ffff", "--remote", "{url}"], 1, "no file with an id that begins with 'ffff'"),
+        (["push", "ffff", "--remote", "{url}", "--store", "s"], 1, "ffff"),
+        (["push", "x", "--remote", "bucket"], 1, "'bucket' is no URL"),
+        (["push", "x", "--remote", "nonsense://x"], 1, "Protocol not known: nonsense"),
+        (["ls-remote", "--remote", "http://127.0.0.1:1"], 1, "http has no listings"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_goes_wrong_is_one_line(run, url, tmp_path, monkeypatch, args, status, words):
+    monkeypatch.chdir(tmp_path)
+    ran = run("store", *(arg.format(url=url) for arg in args))
+    assert (ran.status, ran.out) == (status, "")
+    assert words in ran.err
+    assert ran.err.count("\n") == 1
