@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,13 @@ class Ran:
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before():
+    """Commands silence the log of their process, which here is that of all tests."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture
