@@ -40,7 +40,7 @@ tests: $(VENV)/.done
 
 # mlx-lm 0.31 has other cache classes; the tests that touch live caches run against both.
 tests-old: $(OLD)/.done
-	$(RUN) $(OLD)/bin/python -m pytest -q -n 2 -m "not model" tests/live tests/store tests/cli tests/identity tests/test_convert.py
+	$(RUN) $(OLD)/bin/python -m pytest -q -n 2 -m "not model" tests/live tests/store tests/serve tests/cli tests/identity tests/test_convert.py
 
 demo: $(VENV)/.done
 	$(RUN) $(BIN)/vkv demo

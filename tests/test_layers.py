@@ -24,7 +24,8 @@ LAYERS = (
     {"vkv.identity", "vkv.gguf"},
     {"vkv.live", "vkv.validate", "vkv.diff", "vkv.compat", "vkv.convert", "vkv.mlx_lm_files",
      "vkv.mlx_lm_layers", "vkv.demo_model"},
-    {"vkv.store", "vkv.serve", "vkv.bench"},
+    {"vkv.store", "vkv.bench"},
+    {"vkv.serve"},
     {"vkv"},
     {"vkv_cli"},
 )  # fmt: skip

@@ -1,0 +1,199 @@
+"""What a server asks of a store: the longest prefix that is worth loading, and writing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+import mlx.core as mx
+
+from vkv.identity import of_model, token_bytes
+from vkv.serve.writer import Job, Progress, Writer
+from vkv.store import Hit, PromptStore
+from vkv.store.tree import WIDTH
+
+if TYPE_CHECKING:
+    from vkv.live.save import CodecSpec
+
+#: Tokens that reading or writing a prompt must spare. Below, computing them again is as fast.
+MIN_TOKENS = 128
+
+_log = logging.getLogger("vkv.serve")
+
+
+class Models(Protocol):
+    """What is read of mlx_lm.server's ``ModelProvider``."""
+
+    model: Any
+    tokenizer: Any
+    draft_model: Any
+    model_key: Any
+
+
+class Disk:
+    """A store as the thread that generates sees it; ``get`` and ``offer`` never raise.
+
+    Reading and writing have each a connection to the index, so that a hit does not
+    wait for a file that is being written.
+
+    Args:
+        root: As ``PromptStore`` takes it.
+        max_bytes: As ``PromptStore`` takes it.
+        min_tokens: A prompt is loaded if that spares so many tokens more than memory
+            does, and written if it has so many tokens more than what is stored.
+        codec: As ``vkv.save`` takes it.
+        write: Whether prompts are written at all.
+        kv_bits: Bits of the server's own cache quantization; stored caches of
+            mlx-lm's QuantizedKVCache then fit.
+
+    Raises:
+        VkvError: ``max_bytes`` is not a size.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: str | int | None = None,
+        min_tokens: int = MIN_TOKENS,
+        codec: CodecSpec = "raw",
+        write: bool = True,
+        kv_bits: int | None = None,
+    ):
+        self.store = PromptStore(root, max_bytes=max_bytes)
+        self._into = PromptStore(root, max_bytes=max_bytes)
+        self._min, self._codec, self._kv_bits = min_tokens, codec, kv_bits
+        self._owner: tuple[weakref.ref[Any], bytes] | None = None
+        self._unfit: set[str] = set()
+        self._failing = False
+        self.writer = Writer(self._write) if write else None
+
+    def get(self, models: Models, tokens: list[int], held: int) -> Hit | None:
+        """The longest stored prefix, if it spares enough.
+
+        Args:
+            models: With the model that will go on.
+            tokens: The whole prompt.
+            held: How many leading tokens are in memory.
+        """
+        if len(tokens) - 1 - held < self._min or not _text(tokens, models):
+            return None
+        try:
+            owner = self._id(models.model)
+            if self._stored(owner, tokens) - held < self._min:
+                return None
+            hit = self.store.get(tokens, model=owner)
+        except Exception as exc:  # it would end the thread that serves everyone
+            self._failed(exc)
+            return None
+        self._failing = False
+        if hit is None or hit.tokens - held < self._min:
+            return None
+        if not fits(hit.cache, models.model, self._kv_bits):
+            self._unfit.add(hit.entry.id)
+            _log.warning("%s cannot be used: its caches are of other classes", hit.entry.id)
+            return None
+        text = "%d of %d prompt tokens loaded from %s"
+        _log.info(text, hit.tokens, len(tokens), hit.entry.id[:12])
+        return hit
+
+    def offer(self, models: Models, tokens: list[int], cache: list[Any]) -> None:
+        """Have a prompt written, if enough of it is new. Call where it was computed.
+
+        Args:
+            models: With the model that filled it.
+            tokens: The tokens that ``cache`` holds.
+            cache: One mlx-lm cache per layer; never changed after this call.
+        """
+        if self.writer is None or len(tokens) < self._min or not _text(tokens, models):
+            return
+        try:
+            owner, data = self._id(models.model), token_bytes(tokens)
+            if len(tokens) - self.writer.covers(owner, data) < self._min:
+                return
+            if len(tokens) - self._stored(owner, tokens) < self._min:
+                return
+            mx.eval([c.state for c in cache])  # here: work is bound to the thread it is for
+        except Exception as exc:  # as above
+            self._failed(exc)
+            return
+        label = _label(models.model_key)
+        job = Job(owner, data, _trims(cache), cache, models.model, models.tokenizer, label)
+        self.writer.offer(job)
+
+    def close(self, seconds: float) -> None:
+        """Write what waits, for at most so many seconds."""
+        if self.writer is None:
+            return
+        if left := self.writer.close(seconds):
+            _log.warning("%d prompts could not be written in %g s", left, seconds)
+        if self.writer.dropped:
+            _log.warning("%d prompts were not stored: too many waited", self.writer.dropped)
+
+    def _stored(self, owner: bytes, tokens: list[int]) -> int:
+        found = self.store.find(tokens, model=owner)
+        return 0 if found is None or found.entry.id in self._unfit else found.tokens
+
+    def _id(self, model: Any) -> bytes:
+        """The model's id, computed once per model; holds no model that mlx-lm let go."""
+        if self._owner is None or self._owner[0]() is not model:
+            self._owner = weakref.ref(model), of_model(model)[0].id
+        return self._owner[1]
+
+    def _write(self, job: Job, progress: Progress) -> None:
+        entry = self._into.put(
+            job.cache, memoryview(job.tokens).cast("I").tolist(), model=job.model,
+            tokenizer=job.tokenizer, codec=self._codec, metadata=job.metadata, progress=progress,
+        )  # fmt: skip
+        _log.info("%d tokens stored as %s", len(job.tokens) // WIDTH, entry.id[:12])
+
+    def _failed(self, exc: Exception) -> None:
+        level = logging.DEBUG if self._failing else logging.WARNING
+        _log.log(level, "serving without the store: %s", exc or type(exc).__name__)
+        self._failing = True
+
+
+def fits(cache: list[Any], model: Any, kv_bits: int | None = None) -> bool:
+    """Whether loaded caches are of the classes that the server makes for ``model``."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    fresh = make_prompt_cache(model)
+    return len(cache) == len(fresh) and all(
+        _alike(a, b, kv_bits) for a, b in zip(cache, fresh, strict=True)
+    )
+
+
+def _alike(cache: Any, fresh: Any, kv_bits: int | None) -> bool:
+    if type(cache) is not type(fresh):
+        names = type(cache).__name__, type(fresh).__name__
+        return names == ("QuantizedKVCache", "KVCache") and cache.bits == kv_bits
+    if hasattr(cache, "caches"):
+        pairs = zip(cache.caches, fresh.caches, strict=False)
+        return len(cache.caches) == len(fresh.caches) and all(_alike(a, b, None) for a, b in pairs)
+    return getattr(cache, "max_size", None) == getattr(fresh, "max_size", None)
+
+
+def _trims(cache: list[Any]) -> bool:
+    from mlx_lm.models.cache import can_trim_prompt_cache
+
+    return bool(can_trim_prompt_cache(cache))
+
+
+def _text(tokens: list[int], models: Models) -> bool:
+    """Whether a prompt is of text alone and of one model.
+
+    mlx-lm stands for images with negative ids, and puts the caches of a draft model
+    behind the model's own.
+    """
+    return models.model is not None and models.draft_model is None and min(tokens) >= 0
+
+
+def _label(key: Any) -> dict[str, str]:
+    """Metadata, as ``vkv save`` writes it, from mlx-lm's (model, adapter, draft model)."""
+    return {
+        name: str(value)
+        for name, value in zip(("model", "adapter_path"), key, strict=False)
+        if value
+    }

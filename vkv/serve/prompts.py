@@ -1,0 +1,69 @@
+"""The prompt cache of a server: mlx-lm's own in memory, and a store behind it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from vkv.serve.disk import Disk, Models
+
+
+class StoredPrompts:
+    """Stands in for an ``LRUPromptCache``; used by one thread, the one that generates.
+
+    Args:
+        memory: The ``LRUPromptCache``; all that is not below is its own.
+        models: The server's ``ModelProvider``.
+        disk: The store.
+    """
+
+    def __init__(self, memory: Any, models: Models, disk: Disk):
+        self._memory, self._models, self._disk = memory, models, disk
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)
+
+    def fetch_nearest_cache(
+        self, model: Any, tokens: list[int]
+    ) -> tuple[list[Any] | None, list[int]]:
+        """The longest prefix of a prompt that is in memory or worth loading.
+
+        Args:
+            model: mlx-lm's key of the model.
+            tokens: The whole prompt.
+
+        Returns:
+            A cache that the caller may change, or ``None``; and the tokens still to be
+            computed, at least one.
+        """
+        cache, rest = self._in_memory(model, tokens)
+        hit = self._disk.get(self._models, tokens, held=len(tokens) - len(rest))
+        if hit is None:
+            return cache, rest
+        self._memory.insert_cache(model, tokens[: hit.tokens], hit.cache)
+        return copy.deepcopy(hit.cache), hit.rest
+
+    def _in_memory(self, model: Any, tokens: list[int]) -> tuple[list[Any] | None, list[int]]:
+        cache, rest = self._memory.fetch_nearest_cache(model, tokens)
+        if rest or len(tokens) < 2:
+            return (cache, rest) if rest else (None, tokens)
+        # The prompt equals an entry: without a token to compute there are no logits.
+        cache, rest = self._memory.fetch_nearest_cache(model, tokens[:-1])
+        return cache, [*rest, tokens[-1]]
+
+    def insert_cache(
+        self, model: Any, tokens: list[int], prompt_cache: list[Any], **options: Any
+    ) -> None:
+        """Keep a prompt in memory, and have it written if enough of it is new.
+
+        Args:
+            model: mlx-lm's key of the model.
+            tokens: The tokens that ``prompt_cache`` holds.
+            prompt_cache: One cache per layer; never changed after this call.
+            options: As ``LRUPromptCache.insert_cache`` takes them.
+        """
+        self._memory.insert_cache(model, tokens, prompt_cache, **options)
+        self._disk.offer(self._models, tokens, prompt_cache)

@@ -1,0 +1,178 @@
+"""Prompts are written in the background: a bounded queue, and one thread that empties it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from vkv.store.tree import WIDTH, common_bytes
+
+#: Prompts that may wait. Each holds its cache in memory, which the in-memory prompt
+#: cache may have let go by then.
+QUEUE = 4
+
+_log = logging.getLogger("vkv.serve")
+
+#: Called with (bytes done, bytes in all).
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """A prompt to be written.
+
+    Attributes:
+        owner: Id of the model.
+        tokens: Little-endian u32, as ``vkv.identity.token_bytes`` gives them.
+        trims: Whether the cache can drop its last tokens, and so serves shorter prompts.
+        cache: One mlx-lm cache per layer, evaluated.
+        model: The model that filled it.
+        tokenizer: Its tokenizer.
+        metadata: Stored with it.
+    """
+
+    owner: bytes
+    tokens: bytes
+    trims: bool
+    cache: list[Any] = field(repr=False)
+    model: Any = field(repr=False)
+    tokenizer: Any = field(repr=False)
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def covers(self, owner: bytes, tokens: bytes) -> int:
+        """How many leading ``tokens`` a prompt finds in this one."""
+        if owner != self.owner:
+            return 0
+        common = common_bytes(tokens, self.tokens)
+        return common // WIDTH if self.trims or common == len(self.tokens) else 0
+
+    def continues(self, other: Job) -> bool:
+        """Whether this is the same conversation, further on."""
+        return self.owner == other.owner and self.tokens.startswith(other.tokens)
+
+
+class _GivenUpError(Exception):
+    """The time to write is over."""
+
+
+class Writer:
+    """Writes jobs one after the other in a thread of its own.
+
+    Args:
+        write: Called with a job and a progress callback, which may raise to stop it.
+        size: How many jobs may wait.
+
+    Attributes:
+        written: Jobs that were written.
+        dropped: Jobs that found the queue full.
+    """
+
+    def __init__(self, write: Callable[[Job, Progress], object], size: int = QUEUE):
+        self._write, self._size = write, size
+        self._waiting: deque[Job] = deque()
+        self._current: Job | None = None
+        self._changed = threading.Condition()
+        self._closing = self._given_up = self._failing = False
+        self.written = self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="vkv-write", daemon=True)
+        self._thread.start()
+
+    def covers(self, owner: bytes, tokens: bytes) -> int:
+        """How many leading ``tokens`` a prompt will find in what is not yet written."""
+        with self._changed:
+            jobs = [*self._waiting, *([self._current] if self._current else [])]
+        return max((job.covers(owner, tokens) for job in jobs), default=0)
+
+    def offer(self, job: Job) -> bool:
+        """Queue a job.
+
+        It takes the place of a waiting one that it continues, if it serves all that the
+        other would have served, or if the queue is full.
+
+        Returns:
+            Whether it was taken; if not, the queue was full, or is closed.
+        """
+        with self._changed:
+            if self._closing:
+                return False
+            full = len(self._waiting) >= self._size
+            place = next((i for i, old in enumerate(self._waiting) if job.continues(old)), None)
+            if place is not None and (job.trims or full):
+                self._waiting[place] = job
+            elif full:
+                self._drop()
+                return False
+            else:
+                self._waiting.append(job)
+            self._changed.notify_all()
+            return True
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            text = "%d prompts wait to be written: until that is done others are not stored"
+            _log.warning(text, self._size)
+
+    def close(self, seconds: float) -> int:
+        """Write what waits, for at most so many seconds, and end the thread.
+
+        Returns:
+            How many prompts were not written, a half-written one included.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(seconds)
+        with self._changed:
+            left = len(self._waiting) + (self._current is not None)
+            self._given_up = True
+            self._waiting.clear()
+        if left:
+            self._thread.join(1.0)  # a half-written file is cleaned up
+        return left
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            self._try(job)
+            job = None  # lets the cache go before the next one comes
+            with self._changed:
+                self._current = None
+                self._changed.notify_all()
+        if hasattr(mx, "clear_streams"):  # ends MLX's own threads; not in every 0.31
+            mx.clear_streams()
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            self._current = self._waiting.popleft() if self._waiting else None
+            return self._current
+
+    def _try(self, job: Job) -> None:
+        try:
+            self._write(job, self._step)
+        except _GivenUpError:
+            return
+        except Exception as exc:  # whatever happens to a file, serving goes on
+            level = logging.DEBUG if self._failing else logging.WARNING
+            _log.log(level, "prompts are not stored: %s", exc or type(exc).__name__)
+            self._failing = True
+        else:
+            self.written += 1
+            self._failing = False
+
+    def _step(self, done: int, total: int) -> None:
+        if self._given_up:
+            raise _GivenUpError
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all is written; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._waiting and self._current is None, seconds
+            )
