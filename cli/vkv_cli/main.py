@@ -26,6 +26,7 @@ COMMANDS = {
     "diff": ("diff:diff", "Show what differs between two files."),
     "store": ("store:store", "Keep prompts on this machine and find them again."),
     "codecs": ("codecs:codecs", "List the codecs and their options."),
+    "serve": ("serve:serve", "Serve a model over HTTP; prompts survive a restart."),
     "bench": ("bench:bench", "Measure rate, quality and speed of codecs on a model."),
     "demo": ("demo:demo", "Save, inspect and resume a prompt of a real model."),
 }

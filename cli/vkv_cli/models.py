@@ -85,7 +85,7 @@ def load_model(choice: ModelChoice) -> tuple[Any, Any]:
         try:
             model, tokenizer = load(choice.model, **options)[:2]
         except Exception as exc:  # any of mlx-lm, transformers, the hub and the model's own code
-            raise VkvError(f"cannot load model {choice.model!r}: {_reason(exc, choice)}") from exc
+            raise cannot_load(choice.model, exc) from exc
     return model, tokenizer
 
 
@@ -99,10 +99,13 @@ _HUB = {
 }
 
 
-def _reason(exc: Exception, choice: ModelChoice) -> str:
-    path = Path(choice.model or "")
+def cannot_load(model: str, exc: Exception) -> VkvError:
+    """The error to raise for one that mlx-lm raised over ``model``."""
+    path = Path(model)
     if path.is_file():
-        return "it is a file, expected a directory"
-    if path.is_dir() and not (path / "config.json").exists():
-        return "the directory has no config.json"
-    return _HUB.get(type(exc).__name__) or quiet.one_line(exc)
+        reason = "it is a file, expected a directory"
+    elif path.is_dir() and not (path / "config.json").exists():
+        reason = "the directory has no config.json"
+    else:
+        reason = _HUB.get(type(exc).__name__) or quiet.one_line(exc)
+    return VkvError(f"cannot load model {model!r}: {reason}")

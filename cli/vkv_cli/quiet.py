@@ -42,15 +42,20 @@ def usage_line(exc: click.ClickException) -> str:
     return f"{' '.join(exc.format_message().split()).rstrip('.')}. See `{command} --help`."
 
 
-def silence_libraries() -> None:
-    """Keep transformers and the hub off stderr. Call before they are imported."""
+def silence_libraries(*, logs: bool = True) -> None:
+    """Keep transformers and the hub off stderr. Call before they are imported.
+
+    Args:
+        logs: Also silence ``logging``, which is what a server reports with.
+    """
     for name, value in _SILENCE.items():
         os.environ.setdefault(name, value)
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    import logging
+    if logs:
+        import logging
 
-    logging.disable(logging.CRITICAL)
+        logging.disable(logging.CRITICAL)
 
 
 @contextmanager
