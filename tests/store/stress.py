@@ -91,28 +91,45 @@ def run(root: Path, seconds: float) -> Counter[str]:
     Returns:
         How often each thing was done, and how many were killed.
     """
-    chance, read_end, tally = random.Random(0), *os.pipe()
+    read_end, tally = os.pipe()
     os.set_blocking(read_end, False)
     pids = [spawn(root, n, tally) for n in range(WORKERS)]
-    done, deadline, pieces = Counter[str](), time.monotonic() + seconds, []
+    try:
+        killed, said = _kill_some(root, pids, tally, read_end, seconds)
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * WORKERS, "a worker failed"
+        pids.clear()
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    return Counter((said + _read(read_end)).decode().split()) + Counter(killed=killed)
+
+
+def _kill_some(
+    root: Path, pids: list[int], tally: int, read_end: int, seconds: float
+) -> tuple[int, bytes]:
+    """Kill and replace workers for a while; how many, and what they said."""
+    chance, killed, said = random.Random(0), 0, b""
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         time.sleep(chance.uniform(0.05, 0.7))
-        with contextlib.suppress(BlockingIOError):
-            pieces.append(os.read(read_end, 1 << 16))
+        said += _read(read_end)
         victim = chance.randrange(WORKERS)
         os.kill(pids[victim], signal.SIGKILL)
         _, status = os.waitpid(pids[victim], 0)
+        killed += 1
+        pids[victim] = spawn(root, WORKERS + killed, tally)
         assert os.WIFSIGNALED(status), "a worker failed by itself"
-        done["killed"] += 1
-        pids[victim] = spawn(root, WORKERS + done["killed"], tally)
     time.sleep(1)  # the youngest set up their handlers
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)
-    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * WORKERS, "a worker failed"
-    with contextlib.suppress(BlockingIOError):
-        pieces.append(os.read(read_end, 1 << 16))
-    done.update(b"".join(pieces).decode().split())
-    return done
+    return killed, said
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 1 << 16)
+    except BlockingIOError:
+        return b""
 
 
 def check(root: Path) -> None:

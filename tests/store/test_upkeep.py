@@ -17,7 +17,7 @@ from tests.store.conftest import cache_of, held
 from vkv import container, header
 from vkv.document import open_document
 from vkv.errors import VkvError
-from vkv.store import rows
+from vkv.store import layout, rows
 
 
 def du(store) -> int:
@@ -172,9 +172,28 @@ def test_litter_is_collected(store, model):
     assert len(consistent(store)) == 1
 
 
-def test_a_desk_in_use_is_left_alone(store, model):
+def test_a_desk_in_use_is_left_alone(store):
     with store._layout.desk() as desk:
         assert store.gc().files == []
+        layout.clear(desk)  # seen by gc before its writer locked it
+        assert desk.exists()
+
+
+def test_a_desk_that_is_being_cleared_is_not_used(store, monkeypatch):
+    """The writer that made it waits for the lock, and makes another."""
+    store._layout.make()
+    seen = []
+    made = Path.mkdir
+
+    def mkdir(path, *args, **options):
+        made(path, *args, **options)
+        if path.parent == store.root / "incoming" and not seen:
+            seen.append(path)
+            layout.clear(path)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with store._layout.desk() as desk:
+        assert desk != seen[0]
         assert desk.exists()
 
 

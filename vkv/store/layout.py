@@ -14,7 +14,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 MODE = 0o700
@@ -77,14 +77,22 @@ class Layout:
                 os.close(fd)
 
     def abandoned(self) -> list[Path]:
-        """Desks whose writers are dead."""
+        """What dead writers left behind."""
         found = self.incoming.iterdir() if self.incoming.is_dir() else ()
-        return [path for path in found if _is_abandoned(path)]
+        return [path for path in found if unlocked(path)]
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a directory with all in it, if it is there."""
-    if path.is_dir() and not path.is_symlink():
+def clear(path: Path) -> None:
+    """Remove a file or a folder with all in it, unless a writer holds its lock.
+
+    The lock is held meanwhile, so that a writer that has just made its desk finds it
+    gone, not half there.
+    """
+    unlocked(path, _remove)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -99,14 +107,18 @@ def sync(folder: Path) -> None:
         os.close(fd)
 
 
-def _is_abandoned(path: Path) -> bool:
-    """Whether nobody holds the lock of ``path``, which a dead process lets go."""
+def unlocked(path: Path, act: Callable[[Path], None] = lambda _: None) -> bool:
+    """Whether nobody holds the lock of ``path``; then ``act`` is called under it.
+
+    A dead process lets go of its locks.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        act(path)
         return True
     except OSError:
         return False

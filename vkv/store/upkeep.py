@@ -14,7 +14,7 @@ from vkv.store import files, rows
 from vkv.store.entry import Collected
 from vkv.store.evict import Limits, evict
 from vkv.store.index import Index
-from vkv.store.layout import remove
+from vkv.store.layout import clear
 
 if TYPE_CHECKING:
     from vkv.validate import Finding
@@ -34,7 +34,7 @@ def collect(index: Index, limits: Limits, *, dry_run: bool) -> Collected:
         found.entries = [entry for entry in before if entry.id not in left]
         found.freed = rows.total(db, dead=True) + sum(map(files.bytes_of, found.files))
         for path in () if dry_run else found.files:
-            remove(path)
+            clear(path)
     return found
 
 
