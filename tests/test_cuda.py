@@ -9,7 +9,7 @@ from mlx_lm.models.cache import KVCache
 
 import vkv
 from vkv import cuda
-from vkv.live.plan import digest
+from vkv.arrays import digest
 
 gpu = pytest.mark.skipif(cuda.device() is None, reason="no NVIDIA GPU that MLX computes on")
 SHAPES = [(3,), (1, 2, 5, 64), (cuda.STAGE + 4,), (2, cuda.STAGE)]

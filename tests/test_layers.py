@@ -20,7 +20,7 @@ LAYERS = (
     {"vkv.document"},
     {"vkv.account", "vkv.elsewhere", "vkv.info", "vkv.inline"},
     {"vkv.codecs"},
-    {"vkv.cuda", "vkv.file", "vkv.reader"},
+    {"vkv.arrays", "vkv.cuda", "vkv.file", "vkv.reader"},
     {"vkv.identity", "vkv.gguf"},
     {"vkv.live", "vkv.validate", "vkv.diff", "vkv.compat", "vkv.convert", "vkv.mlx_lm_files",
      "vkv.mlx_lm_layers", "vkv.demo_model"},

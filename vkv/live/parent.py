@@ -15,12 +15,12 @@ import mlx.core as mx
 import msgspec
 
 from vkv import identity
+from vkv.arrays import digest
 from vkv.codecs.base import NAMES, Codec, Planner
 from vkv.errors import MismatchError
 from vkv.file import CacheFile
 from vkv.header import Header, Layer, Rope, Segment, Stored, walk
 from vkv.live.kept import Kept
-from vkv.live.plan import digest
 from vkv.live.prompt import common_prefix
 
 #: Kinds whose row ``r`` is token ``r``, whatever came later.

@@ -8,11 +8,11 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
-from blake3 import blake3
 
-from vkv import container, cuda
+from vkv import container
+from vkv.arrays import copied, stored
 from vkv.codecs import Choice
-from vkv.codecs.base import NAMES, memory
+from vkv.codecs.base import NAMES
 from vkv.header import ITEMSIZE, Layer, Rope, Stored
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ class Plan:
         form = NAMES[x.dtype], x.shape
         if role != "table":
             held = [x]  # let go once it is written
-            self.tensors[name] = Pending(role, *form, lambda: _bytes(held.pop()))
+            self.tensors[name] = Pending(role, *form, lambda: stored(held.pop()))
             return name
-        data = memory(_ready(x))
+        data = copied(x)
         key = (*form, container.digest(data))
         if key in self.known:
             return self.refer(name, self.known[key])
@@ -107,33 +107,13 @@ class Plan:
         """Refer to these tables of other files where the same ones are wanted."""
         self.known |= {(t.dtype, t.shape, t.digest): t for t in tables}
 
-    def refer(self, name: str, stored: Stored) -> str:
-        """Name under which ``stored``, a tensor of another file, is known in this one."""
-        key = (stored.dtype, stored.shape, stored.digest)
-        if stored.role != "table":
-            self.elsewhere[name] = stored
+    def refer(self, name: str, other: Stored) -> str:
+        """Name under which ``other``, a tensor of another file, is known in this one."""
+        key = (other.dtype, other.shape, other.digest)
+        if other.role != "table":
+            self.elsewhere[name] = other
             return name
         if key not in self._shared:
-            self.elsewhere[name] = stored
+            self.elsewhere[name] = other
             self._shared[key] = name
         return self._shared[key]
-
-
-def digest(x: mx.array) -> bytes:
-    """BLAKE3 of the bytes that ``x`` would be stored as."""
-    state = blake3()
-    for piece in container.pieces(_bytes(x)):
-        state.update(piece)
-    return state.digest()
-
-
-def _ready(x: mx.array) -> mx.array:
-    x = mx.contiguous(x)
-    mx.eval(x)
-    return x
-
-
-def _bytes(x: mx.array) -> container.Buffer | container.Pieces:
-    """The bytes of ``x``, from where they are."""
-    gpu = cuda.device()
-    return memory(_ready(x)) if gpu is None else cuda.Bytes(gpu, _ready(x))
