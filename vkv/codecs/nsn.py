@@ -18,7 +18,17 @@ from vkv.codecs.bits import pack, unpack
 from vkv.codecs.vq import Search
 from vkv.errors import CodecError
 
-__all__ = ["GROUP", "code", "decode", "dequantize", "prepare", "quantize", "rms", "total"]
+__all__ = [
+    "GROUP",
+    "code",
+    "decode",
+    "dequantize",
+    "metadata",
+    "prepare",
+    "quantize",
+    "rms",
+    "total",
+]
 
 #: Channels of ``o`` that share a scale and a minimum.
 GROUP = 32
@@ -214,18 +224,23 @@ def _fold(z: mx.array, code: mx.array, fold: str) -> mx.array:
     return dim / along if fold == "orthogonal" else along / total(code * code, -1)
 
 
-def decode(parts: Parts, *, codebook: mx.array, window: int, dim: int, dtype: mx.Dtype) -> mx.array:
-    """Windows ``(M, W, D)`` of ``dtype`` from parts of shape ``(M, -1)``, in F32 until the end."""
-    code = codebook[parts["indices"]].reshape(-1, window, dim)
-    if "signs" in parts:
-        code = code * _signs()[parts["signs"]].reshape(code.shape)
+def metadata(parts: Parts, *, window: int, dim: int) -> tuple[mx.array, mx.array, mx.array]:
+    """``s1`` and ``s2``, F32 ``(M, W)``, and ``o``, F32 ``(M, D)``, of parts ``(M, -1)``."""
     s1, s2, o = (parts[name] for name in ("s1", "s2", "o"))
     if "s1_range" in parts:
         s1 = dequantize(unpack(s1, 4, window), parts["s1_range"])
         groups = unpack(o, 4, dim).reshape(len(o), -1, GROUP)
         o = dequantize(groups, parts["o_range"].reshape(len(o), -1, 2)).reshape(-1, dim)
-    s1, s2, o = (part.astype(mx.float32) for part in (s1[..., None], s2[..., None], o[:, None]))
-    x = s1 * (s2 * hadamard.forward(code) + o)
+    return s1.astype(mx.float32), s2.astype(mx.float32), o.astype(mx.float32)
+
+
+def decode(parts: Parts, *, codebook: mx.array, window: int, dim: int, dtype: mx.Dtype) -> mx.array:
+    """Windows ``(M, W, D)`` of ``dtype`` from parts of shape ``(M, -1)``, in F32 until the end."""
+    code = codebook[parts["indices"]].reshape(-1, window, dim)
+    if "signs" in parts:
+        code = code * _signs()[parts["signs"]].reshape(code.shape)
+    s1, s2, o = metadata(parts, window=window, dim=dim)
+    x = s1[..., None] * (s2[..., None] * hadamard.forward(code) + o[:, None])
     return (mx.clip(x, -F16_MAX, F16_MAX) if dtype == mx.float16 else x).astype(dtype)
 
 

@@ -11,9 +11,10 @@ from typing import ClassVar, Self
 import mlx.core as mx
 import numpy as np
 
-from vkv.codecs import codebooks, hadamard, nsn
+from vkv.codecs import codebooks, hadamard, kernels_cpu, nsn
 from vkv.codecs.base import NAMES, Layout, Options, Parts, check_choice, check_layout
 from vkv.codecs.bits import words
+from vkv.codecs.kernels import on_cpu
 from vkv.codecs.vq import Search
 from vkv.errors import CodecError
 
@@ -221,15 +222,23 @@ class NSNQuant:
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         dim = shape[-1]
         count = prod(shape) // (self.window * dim)
-        rows = parts["codebook"].astype(mx.float32)
-        decode = partial(nsn.decode, codebook=rows, window=self.window, dim=dim, dtype=dtype)
         flat = {n: part.reshape(count, -1) for n, part in parts.items() if n != "codebook"}
+        if on_cpu() and kernels_cpu.fits(dim, self.subvector_dim):
+            scales = nsn.metadata(flat, window=self.window, dim=dim)
+            return kernels_cpu.decode(parts, *scales, shape, dtype)
+        rows = parts["codebook"].astype(mx.float32)
+        return self.plain(flat, rows, dim, dtype).reshape(shape)
+
+    def plain(self, flat: Parts, codebook: mx.array, dim: int, dtype: mx.Dtype) -> mx.array:
+        """``nsn.decode``, a bounded number of windows at a time."""
+        count = len(flat["s2"])
+        decode = partial(nsn.decode, codebook=codebook, window=self.window, dim=dim, dtype=dtype)
         step = _step(DECODE_STEP, self.window * dim)
         windows = []
         for i in range(0, count, step):
             windows.append(decode({n: part[i : i + step] for n, part in flat.items()}))
             mx.async_eval(windows[-1])  # type: ignore[no-untyped-call]  # a step at a time
-        return mx.concatenate(windows).reshape(shape)
+        return mx.concatenate(windows)
 
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
         if tokens % self.window:
@@ -257,7 +266,7 @@ class NSNQuant:
 
 def _step(elements: int, window: int) -> int:
     """Windows of one step."""
-    if mx.default_device() != mx.Device(mx.cpu):
+    if not on_cpu():
         elements = GPU_STEP
     return max(1, elements // window)
 
