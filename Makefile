@@ -14,7 +14,7 @@ EXTRAS := $(if $(filter Linux,$(shell uname -s)),cpu$(comma)dev,dev)
 BLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 /usr/lib/*-linux-gnu/libopenblas.so.0))
 RUN  := $(if $(BLAS),env LD_PRELOAD=$(BLAS) OPENBLAS_NUM_THREADS=1)
 
-.PHONY: bench test lint types tests tests-old demo spec format clean
+.PHONY: bench bench-gpu test lint types tests tests-old demo spec format clean
 
 test: lint types tests tests-old
 
@@ -48,6 +48,10 @@ demo: $(VENV)/.done
 # Times the hot paths; compare lines of one run only.
 bench: $(VENV)/.done
 	$(BIN)/python -m pytest -q tests/bench --benchmark-enable --benchmark-sort=name --benchmark-columns=median,iqr,rounds
+
+# On a machine with a GPU: $(PYTHON) has MLX with its backend, mlx-lm and vkv's needs; no network.
+bench-gpu:
+	$(PYTHON) -m tests.bench.gpu -o spec/bench
 
 # Rewrites what a test compares with the code.
 spec: $(VENV)/.done

@@ -1,104 +1,100 @@
-"""Load and save at 8B shape on a GPU, against mlx-lm's own functions and recomputing.
+"""Files and packed caches at 8B shape on a GPU, against mlx-lm's own and recomputing.
 
-    make bench-gpu        needs MLX's CUDA backend; no network
+    make bench-gpu        needs MLX's CUDA or Metal backend; no network
 
 A random llama of 8B shape (hidden 4096, 32 layers, 8 KV heads, head dim 128, bf16)
 is built on the spot. All rows are of one run; files are read from the page cache.
+Writes ``gpu.json`` and ``gpu.md``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models import llama
-from mlx_lm.models.cache import KVCache, load_prompt_cache, make_prompt_cache, save_prompt_cache
+from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
 import vkv
-from vkv.bench.report import machine, versions
+from tests.bench.gpu_floors import floors
+from tests.bench.gpu_report import Report, timed
+from tests.bench.gpu_shapes import held, model_8b, prefill, sliced
+from tests.bench.gpu_steps import steps
+
+#: Layers of the rows of ``kvquant``, whose encoder runs on one core of the CPU.
+FEW = 2
+CODECS = ("affine:bits=4", "nsnquant:bits=2")
 
 
-def model_8b(layers: int) -> llama.Model:
-    args = llama.ModelArgs(
-        model_type="llama", hidden_size=4096, num_hidden_layers=layers, intermediate_size=14336,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5,
-        vocab_size=32000, rope_theta=500000.0, max_position_embeddings=131072,
-    )  # fmt: skip
-    model = llama.Model(args)
-    model.set_dtype(mx.bfloat16)
-    mx.eval(model.parameters())
-    return model
+class Files:
+    """Saving and loading one cache."""
+
+    def __init__(self, report: Report, model: Any, cache: list[Any], folder: Path, repeat: int):
+        self._report, self._model, self._cache = report, model, cache
+        self._folder, self._repeat = folder, repeat
+
+    def mlx_lm(self) -> None:
+        """The peer: its own file, raw and with its own quantization."""
+        for name, make in (("raw", lambda c: c), ("kv-bits 4", _quantized)):
+            cache, path = [make(c) for c in self._cache], self._folder / "mlx.safetensors"
+            held(cache)
+            self._time(f"mlx-lm {name}: save", lambda c=cache, p=path: save_prompt_cache(str(p), c))
+            self._time(f"mlx-lm {name}: load", lambda p=path: held(load_prompt_cache(str(p))))
+            self._report.size(f"mlx-lm {name}", path.stat().st_size)
+            path.unlink()
+
+    def codec(self, text: str, *, few: bool = False) -> None:
+        """Rows of one codec; with ``few`` of the first layers only, without the model."""
+        path = self._folder / "cache.vkv"
+        cache = self._cache[:FEW] if few else self._cache
+        model = None if few else self._model
+        name = f"{text}, {FEW} layers" if few else text
+        for durable in (True, False):
+            self._time(
+                f"{name}: save" + ("" if durable else ", not flushed"),
+                lambda d=durable: vkv.save(path, cache, model=model, codec=text, durable=d),
+            )
+        self._report.size(name, path.stat().st_size)
+        for how, options in _ways(text):
+            self._time(f"{name}: load{how}", lambda o=options: held(vkv.load(path, **o).cache))
+        path.unlink()
+
+    def _time(self, name: str, call: Any) -> None:
+        self._report.time(name, timed(call, self._repeat))
 
 
-def prefill(model: llama.Model, tokens: int, step: int = 2048) -> list[KVCache]:
-    cache = make_prompt_cache(model)
-    ids = mx.arange(tokens)[None] % 32000
-    for at in range(0, tokens, step):
-        model(ids[:, at : at + step], cache=cache)
-        mx.eval([c.state for c in cache])
-    mx.synchronize()
-    return cache
+def _ways(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield " dense" if text != "raw" else "", {}
+    yield (" dense" if text != "raw" else "") + ", unverified", {"verify": False}
+    if text != "raw":
+        yield " packed", {"live": "packed"}
 
 
-def timed(call: Callable[[], Any], repeat: int) -> dict[str, float]:
-    times = []
-    for _ in range(repeat):
-        start = time.perf_counter()
-        call()
-        mx.synchronize()
-        times.append(time.perf_counter() - start)
-    return {"median": statistics.median(times), "min": min(times), "max": max(times)}
+def _quantized(cache: Any) -> Any:
+    return cache.to_quantized(group_size=64, bits=4)
 
 
-def held(cache: list[Any]) -> None:
-    mx.eval([c.state for c in cache])
-
-
-def measure(
-    tokens: int, layers: int, repeat: int, codecs: list[str], folder: Path
-) -> dict[str, Any]:
-    model = model_8b(layers)
+def measure(options: argparse.Namespace, report: Report, folder: Path) -> None:
+    model = model_8b(options.layers)
+    floors(report, folder)
     prefill(model, 4096)  # warm up
-    rows: dict[str, Any] = {"recompute": timed(lambda: prefill(model, tokens), repeat)}
-    cache = prefill(model, tokens)
-    path = folder / "mlx.safetensors"
-    rows["mlx-lm save"] = timed(lambda: save_prompt_cache(str(path), cache), repeat)
-    rows["mlx-lm load"] = timed(lambda: held(load_prompt_cache(str(path))), repeat)
-    for codec in codecs:
-        rows |= codec_rows(codec, cache, model, repeat, folder / "cache.vkv")
-    return rows
-
-
-def codec_rows(
-    codec: str, cache: list[Any], model: llama.Model, repeat: int, file: Path
-) -> dict[str, Any]:
-    def save(durable: bool) -> None:
-        vkv.save(file, cache, model=model, codec=codec, durable=durable)
-
-    def load(**options: Any) -> None:
-        held(vkv.load(file, **options).cache)
-
-    rows: dict[str, Any] = {
-        f"{codec} save": timed(lambda: save(True), repeat),
-        f"{codec} save, not flushed": timed(lambda: save(False), repeat),
-        f"{codec} size": file.stat().st_size,
-    }
-    mx.reset_peak_memory()
-    before = mx.get_active_memory()
-    rows[f"{codec} load dense"] = timed(load, repeat)
-    rows[f"{codec} load dense peak"] = mx.get_peak_memory() - before
-    rows[f"{codec} load dense, unverified"] = timed(lambda: load(verify=False), repeat)
-    if codec != "raw":
-        rows[f"{codec} load packed"] = timed(lambda: load(live="packed"), repeat)
-    return rows
+    report.time("recompute", timed(lambda: prefill(model, options.tokens), 1))
+    cache = prefill(model, options.tokens)
+    files = Files(report, model, cache, folder, options.repeat)
+    files.codec("raw")
+    files.mlx_lm()
+    for text in CODECS:
+        files.codec(text)
+    files.codec("kvquant:bits=3", few=True)
+    short = sliced(cache, 4096)
+    del files, cache
+    mx.clear_cache()
+    for tokens in options.steps:
+        steps(report, model, short, tokens)
 
 
 def main() -> None:
@@ -106,23 +102,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--codecs", default="raw affine:bits=4")
-    parser.add_argument("-o", "--output", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--steps", type=int, nargs="*", default=[4096, 32768, 131072])
+    parser.add_argument("-o", "--output", type=Path, default=Path("spec/bench"))
     options = parser.parse_args()
+    report = Report(options.tokens, options.layers, options.output)
     folder = Path(tempfile.mkdtemp(prefix="vkv-bench-"))
     try:
-        rows = measure(
-            options.tokens, options.layers, options.repeat, options.codecs.split(), folder
-        )
+        measure(options, report, folder)
     finally:
         shutil.rmtree(folder)
-    found = {"tokens": options.tokens, "layers": options.layers, "rows": rows}
-    options.output.write_text(
-        json.dumps(found | {"versions": versions(), "machine": machine()}, indent=2) + "\n"
-    )
-    for name, row in rows.items():
-        text = f"{row['median']:9.3f} s" if isinstance(row, dict) else f"{row / 1e6:9.0f} MB"
-        print(f"{name:45} {text}", flush=True)
+        report.write()
 
 
 if __name__ == "__main__":

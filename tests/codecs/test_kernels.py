@@ -6,8 +6,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vkv.codecs import kernels_cpu
-from vkv.codecs.nsnquant import NSNQuant
+from vkv.codecs import kernels_cpu, kernels_cuda
+from vkv.codecs.kernels import on_cuda
+from vkv.codecs.kvquant import KvQuant
+from vkv.codecs.nsnquant import NSNQuant, codebook
+from vkv.header import Rope
+from vkv.live.rope import rotate
 
 #: Half a step of the cast, and what the sums before it may differ by.
 STEP = {mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8, mx.float32: 2.0**-20}
@@ -70,3 +74,101 @@ def test_cpu_tables_at_the_ends_of_float16(scale):
 @pytest.mark.parametrize(("dim", "subvector"), [(24, 8), (40, 8), (128, 4), (128, 16), (136, 8)])
 def test_other_sizes_are_left_to_plain_operations(dim, subvector):
     assert not kernels_cpu.fits(dim, subvector)
+
+
+# --- CUDA: ``make bench-gpu`` runs these first ---
+
+cuda = pytest.mark.skipif(not on_cuda(), reason="needs an NVIDIA GPU")
+ROPES = [
+    Rope(dims=128, base=5e5),
+    Rope(dims=64, base=1e4, scale=0.25, traditional=True, mscale=1.25),
+    Rope(dims=32, freqs=tuple(float(1 + i) for i in range(16))),
+]
+
+
+def equal(a: mx.array, b: mx.array) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and bool(mx.array_equal(a, b))
+
+
+#: A kernel is compiled for each combination, so only some are tried.
+NSNQUANT = [
+    *(({}, dim, dtype) for dim in (32, 64, 128, 256) for dtype in STEP),
+    *(
+        (options, 128, mx.bfloat16)
+        for options in ({"bits": 1}, {"metadata_bits": 16}, {"window": 6}, {"codebook_size": 9})
+    ),
+]
+KVQUANT = [
+    *((bits, dim, "channel", 0.01, mx.bfloat16) for bits in (2, 3, 4) for dim in (64, 80, 256)),
+    *((3, 128, table, 0.01, dtype) for table in ("channel", "token", "shared") for dtype in STEP),
+    *((3, 128, "channel", fraction, mx.float16) for fraction in (0.0, 0.0005, 0.4)),
+]
+
+
+@cuda
+@pytest.mark.parametrize(("options", "dim", "dtype"), NSNQUANT, ids=str)
+def test_cuda_decodes_nsnquant_to_the_bits_of_plain_operations(options, dim, dtype):
+    codec = NSNQuant(**options)
+    shape = (2, 3, 10 * codec.window, dim)
+    parts = codec.encode(normal(*shape))
+    got = kernels_cuda.nsnquant(parts, shape, dtype, codec.window)
+    assert got is not None
+    assert equal(got, plain(codec, parts, shape, dtype))
+
+
+@cuda
+@pytest.mark.parametrize(("bits", "dim", "table", "fraction", "dtype"), KVQUANT, ids=str)
+def test_cuda_decodes_kvquant_to_the_bits_of_plain_operations(bits, dim, table, fraction, dtype):
+    codec = KvQuant(bits=bits, table=table, outlier_fraction=fraction)
+    shape = (2, 3, 200, dim)
+    parts = codec.encode(normal(*shape, scale=30))
+    codec.validate(parts, shape)
+    got = kernels_cuda.kvquant(parts, shape, dtype, bits, table)
+    assert got is not None
+    assert equal(got, codec.plain(parts, shape, dtype))
+
+
+@cuda
+@pytest.mark.parametrize("codec", [NSNQuant(), KvQuant()], ids=["nsnquant", "kvquant"])
+@pytest.mark.parametrize(
+    ("head", "tail", "rope", "dtype"),
+    [
+        *((5, 63, rope, mx.bfloat16) for rope in (None, *ROPES)),
+        *((head, tail, ROPES[0], mx.float16) for head, tail in ((0, 0), (0, 7), (1, 0), (1, 9))),
+        (1, 9, ROPES[0], mx.float32),
+    ],
+    ids=str,
+)
+def test_cuda_writes_what_surrounds_the_codes(head, tail, codec, rope, dtype):
+    x = normal(2, 2, head + 192 + tail, 128).astype(dtype)
+    before, middle, after = mx.split(x, [head, head + 192], axis=2)
+    parts = codec.encode(middle.astype(mx.float32))
+    frame = kernels_cuda.Frame(before, after, rope)
+    got = codec.framed(parts, middle.shape, dtype, frame)
+    want = codec.decode(parts, middle.shape, dtype)
+    if rope is not None:
+        want = rotate(want, rope, head, dtype=dtype)
+    want = mx.concatenate([before, want, after], axis=2)
+    if rope is None:
+        assert equal(got, want)
+    else:
+        check(got, want)
+
+
+@cuda
+def test_cuda_leaves_other_sizes_to_plain_operations():
+    shape = (1, 1, 64, 96)
+    parts = NSNQuant().encode(normal(*shape))
+    assert kernels_cuda.nsnquant(parts, shape, mx.float16, 64) is None
+    wide = mx.zeros((1, 600, 1, 128))
+    parts = {"codes": wide, "levels": wide}
+    assert kernels_cuda.kvquant(parts, wide.shape, mx.float32, 4, "token") is None
+
+
+@cuda
+@pytest.mark.parametrize("options", [{"bits": 1}, {"bits": 2}, {"match": "cosine"}], ids=str)
+@pytest.mark.parametrize("dim", [4, 8, 16])
+def test_cuda_finds_the_same_codewords(options, dim):
+    _, search = codebook(NSNQuant(subvector_dim=dim, **options).spec)
+    x = mx.abs(normal(5001, dim, scale=2)) if search.magnitude else normal(5001, dim, scale=2)
+    assert equal(search(x), search.plain(x))

@@ -9,10 +9,11 @@ from typing import ClassVar, Self
 import mlx.core as mx
 import numpy as np
 
+from vkv.codecs import kernels_cuda, nuq, outliers
 from vkv.codecs import kvquant_fit as fit
-from vkv.codecs import nuq, outliers
 from vkv.codecs.base import FLOATS, NAMES, Layout, Options, Parts, check_choice, check_layout
 from vkv.codecs.bits import pack, words
+from vkv.codecs.kernels import on_cuda
 from vkv.errors import CodecError
 
 #: Outliers are placed by 32-bit integers.
@@ -240,6 +241,19 @@ class KvQuant:
         return parts
 
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        fused = self.framed(parts, shape, dtype, kernels_cuda.ALONE)
+        return self.plain(parts, shape, dtype) if fused is None else fused
+
+    def framed(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, frame: kernels_cuda.Frame
+    ) -> mx.array | None:
+        """``decode`` with the exact tokens around them; ``None`` where that takes many passes."""
+        if not on_cuda():
+            return None
+        return kernels_cuda.kvquant(parts, shape, dtype, self.bits, self.table, frame)
+
+    def plain(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """``decode`` by plain operations."""
         levels = parts["levels"]
         if self.table == "channel":
             dense = nuq.by_channel(parts["codes"], self.bits, levels.astype(dtype), shape)

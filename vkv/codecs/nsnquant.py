@@ -11,15 +11,17 @@ from typing import ClassVar, Self
 import mlx.core as mx
 import numpy as np
 
-from vkv.codecs import codebooks, hadamard, kernels_cpu, nsn
+from vkv.codecs import codebooks, hadamard, kernels_cpu, kernels_cuda, nsn
 from vkv.codecs.base import NAMES, Layout, Options, Parts, check_choice, check_layout
 from vkv.codecs.bits import words
-from vkv.codecs.kernels import on_cpu
+from vkv.codecs.kernels import on_cpu, on_cuda
 from vkv.codecs.vq import Search
 from vkv.errors import CodecError
 
 #: Elements of one step on a CPU, so that what a step makes stays in its cache.
 ENCODE_STEP, DECODE_STEP = 1 << 20, 1 << 18
+#: Bits of an infinite F16; those of a NaN are above.
+F16_INF = 0x7C00
 #: On a GPU a step only bounds memory: about 40 bytes an element.
 GPU_STEP = 1 << 24
 
@@ -168,13 +170,18 @@ class NSNQuant:
     def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
         """Check form (K3), finite scalars and codewords (N3), indices in range (N4)."""
         check_layout(self, parts, shape)
-        for name, part in parts.items():
-            if part.dtype == mx.float16 and not mx.isfinite(part).all():
+        if not prod(shape):
+            return
+        floats = [name for name in self.roles if name in parts and parts[name].dtype == mx.float16]
+        tops = [(parts[name].view(mx.uint16) & 0x7FFF).max() for name in floats]
+        indices = parts["indices"].max() if self.codebook_size < 256 else mx.array(0)
+        *found, index = np.array(mx.stack([*tops, indices]))  # one wait for all
+        for name, bits in zip(floats, found, strict=True):
+            if bits >= F16_INF:
                 raise CodecError("found inf or NaN, expected finite values", rule="N3", at=name)
-        indices = parts["indices"]
-        if indices.size and (top := int(indices.max())) >= self.codebook_size:
+        if index >= self.codebook_size:
             raise CodecError(
-                f"found index {top}, expected less than {self.codebook_size}",
+                f"found index {index}, expected less than {self.codebook_size}",
                 rule="N4",
                 at="indices",
             )
@@ -226,8 +233,19 @@ class NSNQuant:
         if on_cpu() and kernels_cpu.fits(dim, self.subvector_dim):
             scales = nsn.metadata(flat, window=self.window, dim=dim)
             return kernels_cpu.decode(parts, *scales, shape, dtype)
+        fused = self.framed(parts, shape, dtype, kernels_cuda.ALONE)
+        if fused is not None:
+            return fused
         rows = parts["codebook"].astype(mx.float32)
         return self.plain(flat, rows, dim, dtype).reshape(shape)
+
+    def framed(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, frame: kernels_cuda.Frame
+    ) -> mx.array | None:
+        """``decode`` with the exact tokens around them; ``None`` where that takes many passes."""
+        if not on_cuda():
+            return None
+        return kernels_cuda.nsnquant(parts, shape, dtype, self.window, frame)
 
     def plain(self, flat: Parts, codebook: mx.array, dim: int, dtype: mx.Dtype) -> mx.array:
         """``nsn.decode``, a bounded number of windows at a time."""

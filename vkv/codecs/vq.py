@@ -4,9 +4,10 @@ Vectors are rounded to multiples of 1/128 and codewords are multiples of 1/256, 
 score is a sum of integers below 2^24: exact in F32 in any order, TF32 included. The
 answer does not depend on the machine, nor on what else the call carries.
 
-On a GPU one matrix product scores all codewords. On a CPU vectors are first sorted into
-256 cells (one bit a coordinate: above a threshold or not) and each cell is scored
-against the codewords that win there, an eighth of them on average.
+On a GPU all codewords are scored: in registers (CUDA), or by one matrix product. On a
+CPU vectors are first sorted into 256 cells (one bit a coordinate: above a threshold or
+not) and each cell is scored against the codewords that win there, an eighth of them on
+average.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+
+from vkv.codecs import kernels_cuda
+from vkv.codecs.kernels import on_cpu, on_cuda
 
 __all__ = ["GRID", "LIMIT", "STEPS", "Search", "best", "extended", "packed"]
 
@@ -57,8 +61,15 @@ class Search:
     def __call__(self, x: mx.array) -> mx.array:
         """Indices, U8 ``(N,)``, of vectors F32 ``(N, V)``; the first of equals."""
         edge = STEPS * EDGE - 1
-        if mx.default_device() == mx.Device(mx.cpu):
+        if on_cpu():
             return mx.array(self._by_cell(np.rint(np.asarray(x) * STEPS).clip(-edge, edge)))
+        if on_cuda():
+            return kernels_cuda.nearest(x, self._whole)
+        return self.plain(x)
+
+    def plain(self, x: mx.array) -> mx.array:
+        """The same by plain operations."""
+        edge = STEPS * EDGE - 1
         x = mx.clip(mx.round(x * STEPS), -edge, edge)
         return mx.concatenate([self._score(x[i : i + ROWS]) for i in range(0, len(x), ROWS)])
 
@@ -82,6 +93,11 @@ class Search:
         index = np.empty(len(x), np.uint8)
         index[order] = found
         return index
+
+    @cached_property
+    def _whole(self) -> mx.array:
+        """Codewords and half their squared norms, F32 ``(K, V + 1)``."""
+        return mx.concatenate([self._columns.T, self._half[:, None]], axis=1)
 
     @cached_property
     def _lists(self) -> list[Array]:

@@ -40,7 +40,7 @@ def decode_segment(
         return x
     where = positions(layer, tensor.shape[-2])[start : start + x.shape[-2]]
     rope = file.header.ropes[segment.rope]
-    return rotate(x, rope, where).astype(DTYPES[tensor.dtype])
+    return rotate(x, rope, where, dtype=DTYPES[tensor.dtype])
 
 
 def decode(file: CacheFile, layer: Layer, name: str, at: str) -> mx.array:

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from vkv.codecs import Choice
 from vkv.codecs.base import NAMES, Codec
+from vkv.codecs.kernels_cuda import Frame
 from vkv.codecs.raw import Raw
 from vkv.errors import CacheError
 from vkv.header import Rope
@@ -17,16 +18,16 @@ from vkv.live.kept import Kept, encode, follows, joined
 from vkv.live.kinds import Packed, Snapshot, Value
 from vkv.live.rope import rotate
 
-#: Tokens that codecs with frozen tables take at a time: one by one would cost a call each.
+#: Tokens that codecs without windows take at a time: one by one would cost a call each.
 CHUNK = 64
 
 
 class Rows:
     """Keys or values: codes of the old tokens, then an exact tail.
 
-    Tokens leave the tail in the units the codec encodes (whole windows), as soon
-    as ``residual`` exact ones stay behind them. So what is held depends on the
-    tokens alone, not on how many came in one call.
+    Tokens leave the tail in the units the codec encodes (whole windows, or ``CHUNK``
+    tokens), as soon as ``residual`` exact ones stay behind them. So what is held depends
+    on the tokens alone, not on how many came in one call.
 
     Args:
         choice: The codec that encodes what leaves the tail.
@@ -92,7 +93,8 @@ class Rows:
         """How many of ``ready`` tokens become sinks and codes now."""
         if follows(codec, self.kept[-1] if self.kept else None):
             return 0, ready - ready % CHUNK
-        return codec.span(ready, self.encoded)
+        lead, body = codec.span(ready, self.encoded)
+        return lead, body - body % CHUNK if sum(codec.span(1, 1)) == 1 else body
 
     def _encode(self, codec: Codec, x: mx.array, lead: int, body: int) -> None:
         """Move the first ``lead + body`` tokens of the tail ``x`` into ``kept``."""
@@ -111,20 +113,39 @@ class Rows:
         new.append(Kept(codec, parts, body, roles, rope))
         self.kept = [*self.kept[:-1], *joined([*self.kept[-1:], *new])]
         self.tail = mx.contiguous(x[..., lead + body :, :])
-        mx.eval(self.tail, [k.parts for k in self.kept])  # lets the exact tokens go
+        # Lets the exact tokens go.
+        mx.async_eval(self.tail, [k.parts for k in self.kept])  # type: ignore[no-untyped-call]
 
     def fetch(self) -> mx.array:
         """All tokens, ``(B, H, T, D)``, in the dtype of the tail."""
         if self.tail is None:
             raise CacheError("nothing to fetch from an empty cache", rule="L2")
         tail, pieces, start = self.tail, [], 0
+        whole = self._framed(tail)
+        if whole is not None:
+            return whole
         for kept in self.kept:
             x = kept.decode(tail.shape, tail.dtype)
             if kept.rope is not None:
-                x = rotate(x, kept.rope, start).astype(tail.dtype)
+                x = rotate(x, kept.rope, start, dtype=tail.dtype)
             pieces.append(x)
             start += kept.tokens
-        return mx.concatenate([*pieces, tail], axis=-2) if pieces else tail
+        pieces += [tail] if tail.size or not pieces else []
+        return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)
+
+    def _framed(self, tail: mx.array) -> mx.array | None:
+        """All of it by one kernel, where there is one: codes after at most some raw tokens."""
+        raw = [kept.codec.id == "raw" for kept in self.kept]
+        framed = getattr(self.kept[-1].codec, "framed", None) if raw else None
+        if raw not in ([False], [True, False]) or framed is None:
+            return None
+        coded = self.kept[-1]
+        head = self.kept[0].decode(tail.shape, tail.dtype) if len(raw) == 2 else None
+        shape = (*tail.shape[:-2], coded.tokens, tail.shape[-1])
+        whole: mx.array | None = framed(
+            coded.parts, shape, tail.dtype, Frame(head, tail, coded.rope)
+        )
+        return whole
 
     def trim(self, tokens: int) -> None:
         """Keep the first ``tokens`` tokens; a window cut through becomes exact values again."""

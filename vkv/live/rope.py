@@ -18,6 +18,7 @@ from itertools import accumulate
 
 import mlx.core as mx
 
+from vkv.codecs.kernels import on_cpu
 from vkv.errors import CacheError, HeaderError
 from vkv.header import Rope
 from vkv.live.runs import Positions, ring_positions, rows, runs
@@ -32,7 +33,14 @@ SAMPLE = 32
 PRECISE = 1e-6
 
 
-def rotate(x: mx.array, rope: Rope, positions: Positions, *, inverse: bool = False) -> mx.array:
+def rotate(
+    x: mx.array,
+    rope: Rope,
+    positions: Positions,
+    *,
+    inverse: bool = False,
+    dtype: mx.Dtype = mx.float32,
+) -> mx.array:
     """Apply ``rope`` to keys, or undo it.
 
     Forward, the result has the bits that the model's own rope layer gives for ``x``
@@ -44,9 +52,10 @@ def rotate(x: mx.array, rope: Rope, positions: Positions, *, inverse: bool = Fal
         rope: Rotates the first ``rope.dims`` of ``D`` channels.
         positions: Of the ``T`` rows.
         inverse: Undo instead of apply.
+        dtype: Of the result, which is rounded once.
 
     Returns:
-        ``(B, H, T, D)`` in float32.
+        ``(B, H, T, D)``.
 
     Raises:
         HeaderError: ``rope`` cannot rotate ``D`` channels (H2).
@@ -54,7 +63,9 @@ def rotate(x: mx.array, rope: Rope, positions: Positions, *, inverse: bool = Fal
     """
     check(rope, x.shape[-1])
     spans = runs(positions, x.shape[-2])
-    x = x.astype(mx.float32)
+    # On a GPU the kernel computes in float32 whatever it reads and writes.
+    narrow = x.dtype == dtype and rope.mscale == 1.0 and not inverse and not on_cpu()
+    x = x if narrow else x.astype(mx.float32)
     if rope.mscale != 1.0 and not inverse:
         x = x.at[..., : rope.dims].multiply(rope.mscale)
     turn = _undo if inverse else _turn
@@ -66,7 +77,7 @@ def rotate(x: mx.array, rope: Rope, positions: Positions, *, inverse: bool = Fal
         x = mx.concatenate([turn(p, rope, s.start) for p, s in pieces], axis=-2)
     if rope.mscale != 1.0 and inverse:
         x = x.at[..., : rope.dims].divide(rope.mscale)
-    return x
+    return x.astype(dtype)
 
 
 def _undo(x: mx.array, rope: Rope, offset: int) -> mx.array:
