@@ -49,8 +49,10 @@ demo: $(VENV)/.done
 bench: $(VENV)/.done
 	$(BIN)/python -m pytest -q tests/bench --benchmark-enable --benchmark-sort=name --benchmark-columns=median,iqr,rounds
 
-# On a machine with a GPU: $(PYTHON) has MLX with its backend, mlx-lm and vkv's needs; no network.
+# On a machine with a GPU: $(PYTHON) has MLX with its backend, mlx-lm, vkv's needs, pytest; no network.
+# Kernels against plain operations, golden files against the reference, then the times.
 bench-gpu:
+	$(PYTHON) -m pytest -q tests/codecs/test_kernels.py tests/test_fixtures.py
 	$(PYTHON) -m tests.bench.gpu -o spec/bench
 
 # Rewrites what a test compares with the code.

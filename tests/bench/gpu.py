@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache
 
 import vkv
 from tests.bench.gpu_floors import floors
 from tests.bench.gpu_report import Report, timed
 from tests.bench.gpu_shapes import held, model_8b, prefill, sliced
-from tests.bench.gpu_steps import steps
+from tests.bench.gpu_steps import PACKED, PEER, steps
 
 #: Layers of the rows of ``kvquant``, whose encoder runs on one core of the CPU.
 FEW = 2
@@ -53,11 +53,14 @@ class Files:
         cache = self._cache[:FEW] if few else self._cache
         model = None if few else self._model
         name = f"{text}, {FEW} layers" if few else text
-        for durable in (True, False):
-            self._time(
-                f"{name}: save" + ("" if durable else ", not flushed"),
-                lambda d=durable: vkv.save(path, cache, model=model, codec=text, durable=d),
-            )
+        repeat = 1 if few else self._repeat
+
+        def save(durable: bool) -> None:
+            path.unlink(missing_ok=True)
+            vkv.save(path, cache, model=model, codec=text, durable=durable)
+
+        self._report.time(f"{name}: save, not flushed", timed(lambda: save(False), repeat))
+        self._report.time(f"{name}: save", timed(lambda: save(True), repeat))
         self._report.size(name, path.stat().st_size)
         for how, options in _ways(text):
             self._time(f"{name}: load{how}", lambda o=options: held(vkv.load(path, **o).cache))
@@ -78,12 +81,26 @@ def _quantized(cache: Any) -> Any:
     return cache.to_quantized(group_size=64, bits=4)
 
 
+def warm_up(report: Report, model: Any, cache: list[Any], folder: Path) -> None:
+    """Everything once on a little: MLX compiles kernels when a machine first needs them."""
+    little = [KVCache() for _ in cache]
+    for layer, (keys, values) in zip(little, sliced(cache, 512), strict=True):
+        layer.update_and_fetch(keys, values)
+    for text in ("raw", *PACKED):
+        with report.first(text):
+            vkv.save(folder / "little.vkv", little[:FEW], codec=text)
+            held(vkv.load(folder / "little.vkv").cache)
+            if text != "raw":
+                steps(None, model, sliced(cache, 64), 64, [text])
+
+
 def measure(options: argparse.Namespace, report: Report, folder: Path) -> None:
     model = model_8b(options.layers)
     floors(report, folder)
     prefill(model, 4096)  # warm up
     report.time("recompute", timed(lambda: prefill(model, options.tokens), 1))
     cache = prefill(model, options.tokens)
+    warm_up(report, model, cache, folder)
     files = Files(report, model, cache, folder, options.repeat)
     files.codec("raw")
     files.mlx_lm()
@@ -94,7 +111,7 @@ def measure(options: argparse.Namespace, report: Report, folder: Path) -> None:
     del files, cache
     mx.clear_cache()
     for tokens in options.steps:
-        steps(report, model, short, tokens)
+        steps(report, model, short, tokens, ["dense", PEER, *PACKED])
 
 
 def main() -> None:

@@ -196,6 +196,12 @@ def _fits(want: tuple[str, tuple[int | None, ...]], have: tuple[str, tuple[int, 
     )
 
 
+def finite(*arrays: mx.array) -> bool:
+    """Whether everything in these F16 arrays is finite; a GPU is waited for once."""
+    bits = [x.view(mx.uint16).flatten() for x in arrays if x.size]
+    return not bits or int((mx.concatenate(bits) & 0x7FFF).max()) < 0x7C00
+
+
 def nbytes(codec: Codec, shape: tuple[int, ...]) -> int:
     """Stored size in bytes of the parts whose size the shape alone fixes."""
     return sum(

@@ -27,6 +27,8 @@ Array = npt.NDArray[Any]
 
 #: Values of a piece, which are looked up together.
 PIECE = 8
+#: A piece of float32 as one item, which NumPy moves at once.
+ITEM = np.dtype((np.void, 4 * PIECE))
 #: Elements of one step: four bytes each, with as much scratch, stay in a core's cache.
 STEP = 1 << 17
 #: A float32 times ``2^-112`` has a float16's exponent, three bits higher.
@@ -57,12 +59,12 @@ def decode(
     mx.eval(out, s1, s2, o)
     scale = sqrt(TO_HALF) if dtype == mx.float16 else 1.0
     call = _Call(parts, np.asarray(s1), np.asarray(s2), np.asarray(o), scale)
-    item, cast = PIECE * dtype.size, _CASTS[dtype]
-    rows = np.frombuffer(memory(out), f"V{item}").reshape(-1, shape[-1] // PIECE)
+    item, cast = np.dtype((np.void, PIECE * dtype.size)), _CASTS[dtype]
+    rows = np.frombuffer(memory(out), item).reshape(-1, shape[-1] // PIECE)
     for start in range(0, len(rows), call.step):
         stop = min(start + call.step, len(rows))
         y = cast(call.pieces(start, stop))
-        rows[start:stop] = y.view(f"V{item}").T
+        rows[start:stop] = y.view(item).T
     return out
 
 
@@ -73,14 +75,14 @@ class _Call:
         self._indices, signs = _flat(parts["indices"]), parts.get("signs")
         self._signs = None if signs is None else _flat(signs)
         codebook = np.asarray(parts["codebook"])
-        self._table = _rotated(codebook.tobytes(), signs is not None).view("V32")[:, 0]
+        self._table = _rotated(codebook.tobytes(), signs is not None).view(ITEM)[:, 0]
         count = o.shape[-1] // PIECE
         self._turn = _core(count)
         self.step = max(1, STEP // o.shape[-1])
         self._s1, self._s2 = s1.reshape(-1) * np.float32(scale), s2.reshape(-1)
         # A row for each piece, so that a step's arithmetic runs along all of its tokens.
         o = (o * np.float32(scale)).reshape(len(o), count, PIECE).transpose(1, 0, 2)
-        self._o = np.ascontiguousarray(o).view("V32")[..., 0]
+        self._o = np.ascontiguousarray(o).view(ITEM)[..., 0]
         self._window = len(self._s1) // self._o.shape[1]
         self._limit = self._clip(np.abs(codebook).max(), scale, np.abs(o).max(initial=0))
         self._s2 = self._s2 * np.float32(scale / sqrt(o.shape[0] * PIECE))

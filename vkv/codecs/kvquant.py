@@ -11,7 +11,16 @@ import numpy as np
 
 from vkv.codecs import kernels_cuda, nuq, outliers
 from vkv.codecs import kvquant_fit as fit
-from vkv.codecs.base import FLOATS, NAMES, Layout, Options, Parts, check_choice, check_layout
+from vkv.codecs.base import (
+    FLOATS,
+    NAMES,
+    Layout,
+    Options,
+    Parts,
+    check_choice,
+    check_layout,
+    finite,
+)
 from vkv.codecs.bits import pack, words
 from vkv.codecs.kernels import on_cuda
 from vkv.errors import CodecError
@@ -175,12 +184,11 @@ class KvQuant:
         """Form (K3), levels (Q4), bounds (Q5), the list of outliers (Q6, Q7)."""
         check_layout(self, parts, shape)
         levels = parts["levels"]
-        if not (mx.isfinite(levels).all() and (levels[..., 1:] >= levels[..., :-1]).all()):
+        if not (finite(levels) and _ascends(levels)):
             raise CodecError("expected finite and ascending values", rule="Q4", at="levels")
-        if "bounds" in parts:
-            low, high = parts["bounds"][..., 0], parts["bounds"][..., 1]
-            if not (mx.isfinite(parts["bounds"]).all() and (low <= high).all()):
-                raise CodecError("expected finite pairs, low then high", rule="Q5", at="bounds")
+        bounds = parts.get("bounds")
+        if bounds is not None and not (finite(bounds) and _ascends(bounds)):
+            raise CodecError("expected finite pairs, low then high", rule="Q5", at="bounds")
         if "gaps" in parts:
             outliers.validate(parts["gaps"], parts["outliers"], prod(shape))
 
@@ -290,6 +298,11 @@ class KvQuant:
     def _by_token(self) -> set[str]:
         """Names of the parts that have a token axis."""
         return {"codes", "scales", "offsets"} | ({"levels"} if self.table == "token" else set())
+
+
+def _ascends(x: mx.array) -> bool:
+    """Whether no row of F16 ``x`` falls."""
+    return bool((x[..., 1:] >= x[..., :-1]).all())
 
 
 def _floats(

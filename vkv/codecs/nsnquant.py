@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from vkv.codecs import codebooks, hadamard, kernels_cpu, kernels_cuda, nsn
-from vkv.codecs.base import NAMES, Layout, Options, Parts, check_choice, check_layout
+from vkv.codecs.base import NAMES, Layout, Options, Parts, check_choice, check_layout, finite
 from vkv.codecs.bits import words
 from vkv.codecs.kernels import on_cpu, on_cuda
 from vkv.codecs.vq import Search
@@ -20,8 +20,6 @@ from vkv.errors import CodecError
 
 #: Elements of one step on a CPU, so that what a step makes stays in its cache.
 ENCODE_STEP, DECODE_STEP = 1 << 20, 1 << 18
-#: Bits of an infinite F16; those of a NaN are above.
-F16_INF = 0x7C00
 #: On a GPU a step only bounds memory: about 40 bytes an element.
 GPU_STEP = 1 << 24
 
@@ -172,16 +170,14 @@ class NSNQuant:
         check_layout(self, parts, shape)
         if not prod(shape):
             return
-        floats = [name for name in self.roles if name in parts and parts[name].dtype == mx.float16]
-        tops = [(parts[name].view(mx.uint16) & 0x7FFF).max() for name in floats]
-        indices = parts["indices"].max() if self.codebook_size < 256 else mx.array(0)
-        *found, index = np.array(mx.stack([*tops, indices]))  # one wait for all
-        for name, bits in zip(floats, found, strict=True):
-            if bits >= F16_INF:
-                raise CodecError("found inf or NaN, expected finite values", rule="N3", at=name)
-        if index >= self.codebook_size:
+        floats = {name: part for name, part in parts.items() if part.dtype == mx.float16}
+        if not finite(*floats.values()):
+            bad = next(name for name, part in floats.items() if not finite(part))
+            raise CodecError("found inf or NaN, expected finite values", rule="N3", at=bad)
+        top = 0 if self.codebook_size == 256 else int(parts["indices"].max())
+        if top >= self.codebook_size:
             raise CodecError(
-                f"found index {index}, expected less than {self.codebook_size}",
+                f"found index {top}, expected less than {self.codebook_size}",
                 rule="N4",
                 at="indices",
             )

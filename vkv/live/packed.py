@@ -22,6 +22,10 @@ from vkv.live.rope import rotate
 CHUNK = 64
 
 
+#: Bytes of decoded keys and values, of all caches, that may wait for the device.
+AHEAD = 1 << 29
+
+
 class Rows:
     """Keys or values: codes of the old tokens, then an exact tail.
 
@@ -217,7 +221,7 @@ class PackedKVCache(Packed):
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        return self.rows_keys.fetch(), self.rows_values.fetch()
+        return _bounded(self.rows_keys.fetch(), self.rows_values.fetch())
 
     @property
     def state(self) -> list[Any]:
@@ -279,3 +283,20 @@ class PackedKVCache(Packed):
             return Snapshot("kv", {"offset": 0})
         values = {"keys": self.rows_keys.value(), "values": self.rows_values.value()}
         return Snapshot("kv", {"offset": self.offset}, values)
+
+
+_waiting = 0
+
+
+def _bounded(keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    """Both, after a wait from time to time.
+
+    Decoding of one layer does not depend on the layers before it: left alone, all layers
+    would be decoded, and be as large as a dense cache, before the first is used.
+    """
+    global _waiting
+    _waiting += keys.nbytes + values.nbytes
+    if _waiting > AHEAD:
+        mx.eval(keys, values)
+        _waiting = 0
+    return keys, values

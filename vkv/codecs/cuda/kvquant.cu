@@ -48,9 +48,11 @@ struct Outliers {
   template <typename T, int D>
   __device__ void put(T* tile, int slot, int wide, int64_t low, int64_t high) const {
     int chunk = 0;
-    for (int end = chunks; end - chunk > 1;) {
-      int middle = (chunk + end) / 2;
-      (starts[middle] <= low ? chunk : end) = middle;
+    for (int step = chunks; step > 1;) {  // a thread for each part, until parts are chunks
+      int end = min(chunk + step, chunks);
+      step = (step + CHUNK - 1) / CHUNK;
+      int i = chunk + threadIdx.x * step;
+      chunk += (__syncthreads_count(i < end && starts[i] <= low) - 1) * step;
     }
     for (; chunk < chunks && starts[chunk] < high; ++chunk) {
       int i = chunk * CHUNK + threadIdx.x;

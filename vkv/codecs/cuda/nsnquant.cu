@@ -1,6 +1,11 @@
 // nsnquant: lookup, signs, rotation, scales. A thread holds up to 64 channels of a token, so
 // that most of the rotation happens in its registers.
 
+template <int N>
+struct alignas(N) Bytes {
+  uint8_t v[N];
+};
+
 template <typename T, int D, int WINDOW, bool SIGNS, bool FINE, bool CLIP>
 struct Nsn {
   static constexpr int P = D / 8, OWN = P < 8 ? P : 8, LANES = P / OWN;  // pieces, of a thread
@@ -39,12 +44,29 @@ struct Nsn {
     }
   }
 
+  // What a thread reads of a token: its indices and sign bytes at once, and the scales.
+  struct Own {
+    Bytes<OWN> index, negative;
+    float first, second;
+  };
+
+  __device__ Own load(Span span, int row, int token, int lane) const {
+    int64_t at = static_cast<int64_t>(row) * span.coded + token;
+    int64_t window = static_cast<int64_t>(row) * (span.coded / WINDOW) + token / WINDOW;
+    Own own;
+    own.index = reinterpret_cast<const Bytes<OWN>*>(indices)[at * LANES + lane];
+    if (SIGNS) own.negative = reinterpret_cast<const Bytes<OWN>*>(signs)[at * LANES + lane];
+    own.first = first(window, token % WINDOW), own.second = __half2float(s2[at]);
+    return own;
+  }
+
   // The thread's pieces of a token; every thread of the warp must come here.
-  __device__ void lookup(float (*x)[8], const Piece<__half>* book, int64_t token, int lane) const {
+  static __device__ void lookup(float (*x)[8], const Piece<__half>* book, const Own& own, int lane) {
+#pragma unroll
     for (int k = 0; k < OWN; ++k) {
-      int64_t at = token * P + lane * OWN + k;
-      Piece<__half> code = book[indices[at]];
-      uint32_t negative = SIGNS ? signs[at] : 0;
+      Piece<__half> code = book[own.index.v[k]];
+      uint32_t negative = SIGNS ? own.negative.v[k] : 0;
+#pragma unroll
       for (int j = 0; j < 8; ++j) {
         uint32_t bits = __float_as_uint(__half2float(code.v[j]));
         x[k][j] = __uint_as_float(SIGNS ? bits ^ (negative << (31 - j) & 0x80000000u) : bits);
@@ -72,20 +94,24 @@ struct Nsn {
       }
   }
 
+  // Tables are loaded behind the first reads of codes, so that both wait together.
   template <int TOKENS>
-  __device__ void fill(
-      Piece<T>* tile, const Piece<__half>* book, const float* shifts, Span span, int start) const {
+  __device__ void fill(Piece<T>* tile, Piece<__half>* book, float* shifts, int size, Span span, int start) const {
     constexpr float norm = D == 32 ? 0.17677669529663689 : D == 64 ? 0.125 : D == 128 ? 0.08838834764831845 : 0.0625;
     const int items = TOKENS * span.rows * LANES, before = max(start - span.head, 0);
     for (int base = 0; base < items; base += blockDim.x) {
       int item = min(base + static_cast<int>(threadIdx.x), items - LANES + static_cast<int>(threadIdx.x) % LANES);
       int lane = item % LANES, slot = item / LANES % TOKENS, row = item / (LANES * TOKENS);
       int token = min(max(start + slot - span.head, 0), span.coded - 1);
-      int64_t at = static_cast<int64_t>(row) * span.coded + token;
+      Own own = load(span, row, token, lane);
+      if (base == 0) {
+        for (int i = threadIdx.x; i < 256; i += blockDim.x)
+          book[i] = reinterpret_cast<const Piece<__half>*>(codebook)[min(i, size - 1)];
+        shift<TOKENS>(shifts, span, before);
+        __syncthreads();
+      }
       float x[OWN][8];
-      lookup(x, book, at, lane);
-      int64_t window = static_cast<int64_t>(row) * (span.coded / WINDOW) + token / WINDOW;
-      float a = first(window, token % WINDOW), b = __half2float(s2[at]);
+      lookup(x, book, own, lane);
       const float* o = shifts + ((row * windows(TOKENS)) + token / WINDOW - before / WINDOW) * D;
 #pragma unroll
       for (int k = 0; k < OWN; ++k) {
@@ -94,7 +120,7 @@ struct Nsn {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           float h = __fmul_rn(x[k][j], norm);
-          float y = __fmul_rn(a, __fadd_rn(__fmul_rn(b, h), o[piece * 8 + j]));
+          float y = __fmul_rn(own.first, __fadd_rn(__fmul_rn(own.second, h), o[piece * 8 + j]));
           if (CLIP) y = fminf(fmaxf(y, -65504.0f), 65504.0f);
           out.v[j] = static_cast<T>(y);
         }
@@ -113,11 +139,7 @@ __device__ void nsn_decode(
   auto* shifts = reinterpret_cast<float*>(book + 256);
   auto* tile = reinterpret_cast<Piece<T>*>(shifts + span.rows * Parts::windows(TOKENS) * D);
   const int start = blockIdx.x * TOKENS;
-  for (int i = threadIdx.x; i < 256; i += blockDim.x)
-    book[i] = reinterpret_cast<const Piece<__half>*>(parts.codebook)[min(i, size - 1)];
-  parts.template shift<TOKENS>(shifts, span, max(start - span.head, 0));
-  __syncthreads();
-  parts.template fill<TOKENS>(tile, book, shifts, span, start);
+  parts.template fill<TOKENS>(tile, book, shifts, size, span, start);
   __syncthreads();
   store<T, D, TOKENS, ROPE, DIMS, FREQS>(tile, span, start, head, tail, turn, freqs, out);
 }
