@@ -42,7 +42,12 @@ class Files:
         for name, make in (("raw", lambda c: c), ("kv-bits 4", _quantized)):
             cache, path = [make(c) for c in self._cache], self._folder / "mlx.safetensors"
             held(cache)
-            self._time(f"mlx-lm {name}: save", lambda c=cache, p=path: save_prompt_cache(str(p), c))
+
+            def save(c: list[Any] = cache, p: Path = path) -> None:
+                p.unlink(missing_ok=True)
+                save_prompt_cache(str(p), c)
+
+            self._time(f"mlx-lm {name}: save", save)
             self._time(f"mlx-lm {name}: load", lambda p=path: held(load_prompt_cache(str(p))))
             self._report.size(f"mlx-lm {name}", path.stat().st_size)
             path.unlink()
