@@ -9,14 +9,11 @@ import numpy as np
 
 
 def decode(
-    parts: dict[str, np.ndarray],
-    params: dict[str, Any],
-    shape: tuple[int, ...],
-    basis: np.ndarray | None = None,
+    parts: dict[str, np.ndarray], params: dict[str, Any], shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Parts to values, F32. ``basis`` is the array that ``params["basis"]`` names."""
+    """Parts to values, F32; no param matters."""
     batch, heads, tokens, dim = shape
-    rows = axes(bytes(parts["basis"] if basis is None else basis), heads * dim)
+    rows = axes(bytes(parts["basis"]), heads * dim)
     groups, count, _ = rows.shape
     data = bytes(parts["codes"])
     step, width = struct.unpack("<fI", data[:8])

@@ -26,7 +26,7 @@ RULE = re.compile(r"[A-Z]\d{1,2}")
 
 #: Of these letters every rule has a bad file. Of L, rules 3 to 6 are about files; the others, and
 #: those of identity (I), are about live objects. Those of other codecs are tested beside them.
-OF_FILES = "CHKDRA"
+OF_FILES = "CHKDRAT"
 #: Rules that no file can break, or none that is small; where they are tested instead.
 WITHOUT_BAD_FILE = {
     "C9": "binds readers; good/C9-other-order.vkv",
@@ -34,6 +34,10 @@ WITHOUT_BAD_FILE = {
     "K1": "no fault of the file; future/codec.vkv",
     "K4": "the layout fixes the shape; test_hostile",
     "D2": "no ground to refuse a file; test_hostile",
+    "T4": "binds encoders; codecs/test_tc",
+    "T6": "H10 refuses it first; codecs/test_tc",
+    "T9": "says what comes out; reference_tc",
+    "T14": "says what comes out; what does not fit breaks T13",
 }
 
 

@@ -17,7 +17,6 @@ from vkv.codecs import tc_basis, tc_blocks, tc_entropy, tc_rate
 from vkv.codecs.base import Parts
 from vkv.codecs.tc import Tc
 from vkv.codecs.tc_rate import Piece
-from vkv.container import digest
 from vkv.errors import CodecError
 
 
@@ -37,7 +36,7 @@ def rate(parts: Parts, x: mx.array) -> float:
 
 def error(codec: Tc, x: mx.array, basis: mx.array | None = None) -> float:
     """Mean squared error over the variance about the channel means."""
-    got = codec.decode(codec.encode(x, basis), x.shape, mx.float32, basis)
+    got = codec.decode(codec.encode(x, basis), x.shape, mx.float32)
     return float(((got - x) ** 2).mean() / ((x - x.mean(2, keepdims=True)) ** 2).mean())
 
 
@@ -50,7 +49,6 @@ X = correlated(1, 2, 300, 16)
 CODEC = Tc(step=0.3, axes="joint")
 PARTS = CODEC.encode(X)
 BASIS = tc_rate.train_basis([(Piece(0, True, X),)])[0]
-NAME = digest(np.array(BASIS).tobytes()).hex()
 
 
 # --- decoding ---
@@ -70,14 +68,13 @@ def test_decodes_as_the_reference(axes, shape, step):
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
-def test_decodes_a_basis_of_another_file_as_the_reference():
-    codec = Tc(step=0.3, basis=NAME)
+def test_decodes_in_a_basis_of_other_texts_as_the_reference():
+    codec = Tc(step=0.3)
     parts = codec.encode(X, BASIS)
-    assert "basis" not in parts
-    codec.validate(parts, X.shape, BASIS)
-    got = np.array(codec.decode(parts, X.shape, mx.float32, BASIS))
-    arrays = {n: np.array(p) for n, p in parts.items()}
-    want = reference.decode(arrays, asdict(codec), X.shape, np.array(BASIS))
+    assert mx.array_equal(parts["basis"], BASIS)
+    codec.validate(parts, X.shape)
+    got = np.array(codec.decode(parts, X.shape, mx.float32))
+    want = reference.decode({n: np.array(p) for n, p in parts.items()}, asdict(codec), X.shape)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
@@ -219,16 +216,10 @@ def test_the_entropy_model():
 
 def test_a_basis_serves_another_text_and_costs_it_nothing():
     other = correlated(1, 2, 300, 16, seed=5)
-    own, lent = Tc(step=0.3, axes="joint"), Tc(step=0.3, basis=NAME)
-    assert rate(lent.encode(other, BASIS), other) < rate(own.encode(other), other) - 0.3
+    own, lent = Tc(step=0.3, axes="joint"), Tc(step=0.3)
+    parts = {n: p for n, p in lent.encode(other, BASIS).items() if n != "basis"}
+    assert rate(parts, other) < rate(own.encode(other), other) - 0.3
     assert error(lent, other, BASIS) < 1.1 * error(own, other)
-
-
-def test_a_basis_given_without_its_name_becomes_a_part():
-    parts = Tc(step=0.3).encode(X, BASIS)
-    assert mx.array_equal(parts["basis"], BASIS)
-    got = Tc(step=0.3).decode(parts, X.shape, mx.float32)
-    assert mx.abs(got - X).max() < 1
 
 
 def test_a_metric_moves_the_error_to_where_it_is_cheap():
@@ -295,7 +286,6 @@ def test_configure_gives_values_half_the_step():
     assert Tc.configure({"step": 1}, "keys", "F16") == Tc(step=1.0)
     assert Tc.configure({"step": 1}, "values", "F16") == Tc(step=0.5, pre_rope=False)
     assert Tc.configure({}, "values", "F16").step == Tc().step / 2
-    assert Tc.configure({"basis": NAME}, "values", "F16").step == Tc().step
 
 
 # --- what is refused ---
@@ -306,7 +296,6 @@ def test_configure_gives_values_half_the_step():
     [
         {"step": 0.0}, {"step": 1}, {"step": float("nan")}, {"bits": -1.0}, {"bits": 17.0},
         {"axes": "all"}, {"n_sink": -1}, {"n_sink": 1.0}, {"tail": 1 << 17}, {"pre_rope": 1},
-        {"basis": "ab"}, {"basis": "Z" * 64}, {"basis": 5},
     ],
 )  # fmt: skip
 def test_parameters(options):
@@ -328,13 +317,6 @@ def test_a_step_too_small_for_the_integers():
     with pytest.raises(CodecError) as exc:
         Tc(step=1e-6).encode(x, BASIS)
     assert exc.value.rule == "T4"
-
-
-@pytest.mark.parametrize("basis", [None, mx.zeros((12,), mx.uint8)])
-def test_another_basis_than_the_one_named(basis):
-    with pytest.raises(CodecError) as exc:
-        Tc(basis=NAME).decode(Tc(basis=NAME).encode(X, BASIS), X.shape, mx.float32, basis)
-    assert exc.value.rule == "T5"
 
 
 def flip(part: str, at: int, value: int) -> Parts:

@@ -21,7 +21,6 @@ from vkv.codecs.base import (
     check_layout,
 )
 from vkv.codecs.tc_basis import F32, Basis
-from vkv.container import digest
 from vkv.errors import CodecError
 
 #: Some 2.3 bits.
@@ -64,7 +63,6 @@ class Tc:
         n_sink: Leading tokens that are kept raw, 0 to 65536.
         tail: Last tokens that are kept raw, 0 to 65536.
         pre_rope: Keys are stored without their rotary embedding.
-        basis: BLAKE3, in hex, of a basis in another file; empty: it is a part.
 
     Raises:
         CodecError: A parameter is outside its range (rule T1).
@@ -88,7 +86,6 @@ class Tc:
     n_sink: int = 4
     tail: int = 0
     pre_rope: bool = True
-    basis: str = ""
 
     def __post_init__(self) -> None:
         check_choice("tc.axes", self.axes, ("auto", "none", "head", "joint"), "T1")
@@ -100,15 +97,12 @@ class Tc:
         for name in ("n_sink", "tail"):
             value = getattr(self, name)
             _check(name, type(value) is int and 0 <= value <= 1 << 16, value, "from 0 to 65536")
-        good = type(self.basis) is str and len(self.basis) in (0, 64) and set(self.basis) <= _HEX
-        _check("basis", good, self.basis, "a BLAKE3 digest in hex")
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
         if tensor != "keys":
-            options = {**options, "pre_rope": False}
-            if not options.get("basis"):
-                options["step"] = float(options.get("step", STEP)) * VALUES
+            step = float(options.get("step", STEP)) * VALUES
+            options = {**options, "pre_rope": False, "step": step}
         numbers = {n: float(v) for n, v in options.items() if n in ("step", "bits")}
         return cls(**{**options, **numbers})  # type: ignore[arg-type]  # checked when built
 
@@ -134,32 +128,32 @@ class Tc:
             raise CodecError(
                 f"shape {shape}, expected (B, H, T, D) with sizes above 0", rule="T2", at="tc"
             )
-        own: Layout = {} if self.basis else {"basis": ("U8", (None,))}
         return {
             "codes": ("U8", (None,)),
             "components": ("U8", (None, 2)),
             "mean": ("F16", (shape[1], shape[3])),
-        } | own
+            "basis": ("U8", (None,)),
+        }
 
-    def validate(
-        self, parts: Parts, shape: tuple[int, ...], basis: BasisBytes | None = None
-    ) -> None:
+    def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
         """Check form (K3) and all values but those inside the chunks, which ``decode`` checks."""
         check_layout(self, parts, shape)
         if not mx.isfinite(parts["mean"]).all():
             raise CodecError("found inf or NaN, expected finite values", rule="T3", at="mean")
-        tc_blocks.read(self._whole(parts, basis), shape)
+        tc_blocks.read(parts, shape)
 
     def encode(self, x: mx.array, basis: BasisBytes | None = None) -> Parts:
         """Parts of ``x``, in axes of its own or in those of ``basis``.
 
         Raises:
             CodecError: The shape is refused (T2), a value is not finite (T3), the
-                integers do not fit (T4), or ``basis`` is not the one named (T5).
+                integers do not fit (T4), or ``basis`` is broken (T20 on).
         """
         layout = self.layout(x.shape)
         z, mean = tc_blocks.centred(x)
-        given = self._given(basis, x.shape)
+        given = None
+        if basis is not None:
+            given = tc_basis.load(tc_basis.raw(basis), x.shape[1], x.shape[3])
         unit = tc_blocks.deviation(z) if given is None else 1.0
         step = self.step
         if self.bits:
@@ -179,52 +173,21 @@ class Tc:
         table = mx.zeros((0,), mx.uint8) if basis is None else tc_basis.array(basis)
         return {**tc_blocks.quantize(z, basis, heads, step), "basis": table}
 
-    def _given(self, basis: BasisBytes | None, shape: tuple[int, ...]) -> Basis | None:
-        if basis is None and not self.basis:
-            return None
-        return tc_basis.load(tc_basis.raw(self._checked(basis)), shape[1], shape[3])
-
-    def decode(
-        self,
-        parts: Parts,
-        shape: tuple[int, ...],
-        dtype: mx.Dtype,
-        basis: BasisBytes | None = None,
-    ) -> mx.array:
+    def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         """Parts to an array of ``shape`` and ``dtype``.
 
         Raises:
             CodecError: A chunk does not hold what it must (T13).
         """
-        blocks = tc_blocks.read(self._whole(parts, basis), shape)
+        blocks = tc_blocks.read(parts, shape)
         return tc_blocks.dequantize(blocks, parts["mean"], shape).astype(dtype)
 
-    def prefix(
-        self,
-        parts: Parts,
-        shape: tuple[int, ...],
-        tokens: int,
-        basis: BasisBytes | None = None,
-    ) -> Parts | None:
+    def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
         """The same integers, of fewer tokens, coded anew: no error is added."""
-        blocks = tc_blocks.read(self._whole(parts, basis), shape)
-        return {**parts, "codes": tc_blocks.cut(blocks, shape, tokens)}
+        return {**parts, "codes": tc_blocks.cut(tc_blocks.read(parts, shape), shape, tokens)}
 
     def join(self, pieces: list[Parts]) -> Parts | None:
         return None
-
-    def _whole(self, parts: Parts, basis: BasisBytes | None) -> Parts:
-        return {**parts, "basis": self._checked(basis)} if self.basis else parts
-
-    def _checked(self, basis: BasisBytes | None) -> BasisBytes:
-        found = "" if basis is None else digest(tc_basis.raw(basis)).hex()
-        if basis is None or (self.basis and found != self.basis):
-            raise CodecError(
-                f"the basis given has digest {found!r}, expected {self.basis!r}",
-                rule="T5",
-                at="tc.basis",
-            )
-        return basis
 
 
 def _nbytes(parts: Parts) -> int:
@@ -234,6 +197,3 @@ def _nbytes(parts: Parts) -> int:
 def _check(name: str, good: bool, value: object, expected: str) -> None:
     if not good:
         raise CodecError(f"{value!r} is not {expected}", rule="T1", at=f"tc.{name}")
-
-
-_HEX = frozenset("0123456789abcdef")
