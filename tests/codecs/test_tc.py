@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import reference_tc as reference
-from vkv.codecs import tc_basis, tc_blocks, tc_entropy, tc_rate
+from vkv.codecs import tc_basis, tc_blocks, tc_coder, tc_entropy, tc_rate
 from vkv.codecs.base import Parts
 from vkv.codecs.tc import Tc
 from vkv.codecs.tc_rate import Piece
@@ -166,7 +166,7 @@ def test_coarse_axes_cost_no_accuracy():
     x = correlated(1, 2, 8192, 16)
     z, _ = tc_blocks.centred(x)
     step = 0.1 * tc_blocks.deviation(z)
-    own = tc_basis.fit(tc_basis.pools(z, 2, "joint"), step, 8192)
+    own = tc_basis.fit(tc_basis.candidates(z, 2, "joint")[0], step, 8192)
     assert np.abs(own.ints).max() < 64  # 7 bits and less
     assert own.ints.shape[1] == 32
     fine = tc_basis.quantized(tc_basis.principal(tc_basis.covariance(z))[1][None].astype("f4"))
@@ -208,7 +208,7 @@ def test_the_entropy_model():
         tail = np.exp(-np.abs(k + 0.5) * decay) / 2  # beyond the edge at k + 1/2
         p = np.diff(np.where(k < 0, tail, 1 - tail))
         want = -(p[p > 0] * np.log2(p[p > 0])).sum()
-        assert tc_rate.entropy(np.array(deviation)) == pytest.approx(want, rel=1e-6)
+        assert tc_coder.entropy(np.array(deviation)) == pytest.approx(want, rel=1e-6)
 
 
 # --- bases and plans ---
@@ -243,27 +243,29 @@ def pieces() -> list[Piece]:
 
 
 def test_a_plan_gives_early_layers_and_values_finer_steps():
-    steps = [c.step for c in tc_rate.plan(pieces(), Tc(step=0.5 * 2**0.5))]
+    steps = [p.codec.step for p in tc_rate.plan(pieces(), Tc(step=0.5 * 2**0.5))]
     assert steps[1] < steps[3] < steps[5]
     assert steps[1] < steps[0] / 2
     assert np.exp(np.mean(np.log(steps))) == pytest.approx(0.5, rel=1e-3)
-    assert [c.pre_rope for c in tc_rate.plan(pieces(), Tc())] == [True, False] * 3
+    assert [p.codec.pre_rope for p in tc_rate.plan(pieces(), Tc())] == [True, False] * 3
 
 
 def test_a_plan_follows_the_weights_it_is_given():
-    steps = [c.step for c in tc_rate.plan(pieces(), Tc(), weights_of=[4, 1, 1, 1, 1, 1])]
+    steps = [p.codec.step for p in tc_rate.plan(pieces(), Tc(), weights_of=[4, 1, 1, 1, 1, 1])]
     assert steps[1] == pytest.approx(2 * steps[0], rel=1e-3)
 
 
 def test_a_plan_keeps_to_its_bits():
     """Sinks, tables and what the file adds are counted."""
     todo = pieces()
-    codecs = tc_rate.plan(todo, Tc(bits=4.0), overhead=500)
+    found = tc_rate.plan(todo, Tc(bits=4.0), overhead=500)
     used = 500
-    for codec, p in zip(codecs, todo, strict=True):
+    for planned, p in zip(found, todo, strict=True):
+        codec, parts = planned.codec, planned.parts
         lead, body = codec.span(400, 0)
         assert (lead, body, codec.bits) == (4, 396, 0)
-        parts = codec.encode(p.x[:, :, lead:])
+        again = codec.encode(p.x[:, :, lead:])
+        assert all(bool(mx.array_equal(again[n], parts[n])) for n in again)
         used += lead * p.x.nbytes // 400 + sum(a.nbytes for a in parts.values())
     assert 0.98 * 4 <= 8 * used / sum(p.x.size for p in todo) <= 4
 
@@ -286,6 +288,34 @@ def test_configure_gives_values_half_the_step():
     assert Tc.configure({"step": 1}, "keys", "F16") == Tc(step=1.0)
     assert Tc.configure({"step": 1}, "values", "F16") == Tc(step=0.5, pre_rope=False)
     assert Tc.configure({}, "values", "F16").step == Tc().step / 2
+
+
+def test_a_plan_in_a_given_basis_has_one_step_and_does_not_count_it():
+    tables = tc_rate.train_basis([(p,) for p in pieces()])
+    todo = [replace(p, basis=b) for p, b in zip(pieces(), tables, strict=True)]
+    found = tc_rate.plan(todo, Tc(bits=3.0))
+    assert len({p.codec.step for p in found}) == 1
+    used = sum(4 * p.x.nbytes // 400 for p in todo)
+    for planned, table in zip(found, tables, strict=True):
+        assert mx.array_equal(planned.parts["basis"], table)
+        used += sum(a.nbytes for name, a in planned.parts.items() if name != "basis")
+    assert 0.98 * 3 <= 8 * used / sum(p.x.size for p in todo) <= 3
+
+
+@pytest.mark.parametrize("bits", [0.01, 0.125])
+def test_rates_stay_above_what_a_reader_refuses(bits):
+    """H10: 64 elements a byte, tables left out."""
+    x = correlated(1, 4, 1000, 64)
+    for parts in (Tc(bits=bits).encode(x), Tc(step=900.0).encode(x)):
+        assert 64 * sum(a.nbytes for n, a in parts.items() if n != "basis") >= x.size
+        Tc().validate(parts, x.shape)
+
+
+def test_a_tensor_of_one_value_is_left_raw_where_a_reader_would_refuse_it():
+    todo = [Piece(0, True, mx.ones((1, 4, 5000, 64))), Piece(0, False, correlated(1, 4, 500, 64))]
+    first, second = tc_rate.plan(todo, Tc(bits=8.0))
+    assert (first.codec.id, first.parts, second.codec.id) == ("raw", None, "tc")
+    assert "same" in (first.note or "")
 
 
 # --- what is refused ---

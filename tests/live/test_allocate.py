@@ -81,7 +81,7 @@ def test_the_plan_is_that_of_keys_without_their_rope(tmp_path):
             Piece(i, False, c.values[..., :TOKENS, :]),
         ]
     codec = vkv.codecs.parse("tc:step=0.5").configure("keys", "F16")
-    assert steps(info) == [c.step for c in plan(pieces, codec)]
+    assert steps(info) == [p.codec.step for p in plan(pieces, codec)]
     assert [(name, s.rope) for name, s in coded(info)] == [("keys", 0), ("values", None)] * 3
 
 
@@ -155,6 +155,20 @@ def test_layers_that_refuse_are_left_out(tmp_path):
     assert len(info.notes) >= 3
     got = vkv.load(tmp_path / "a.vkv").cache
     assert mx.array_equal(got[1].caches[1].keys[..., :10, :], short.keys[..., :10, :])
+
+
+def test_a_rate_too_low_for_any_reader_is_kept_above_it(tmp_path):
+    info = save(tmp_path / "a.vkv", caches(2000), "tc:bits=0.05")
+    assert vkv.validate(tmp_path / "a.vkv", deep=True).ok
+    assert info.accounting.bits > 0.125
+
+
+def test_zeros_are_left_raw(tmp_path):
+    cache = KVCache()
+    cache.update_and_fetch(mx.zeros((1, 2, 5000, 32)), rows(1, 5000).astype(mx.float32))
+    info = save(tmp_path / "a.vkv", [cache], model=None)
+    assert info.notes == ["0 keys: asked for tc:bits=3, stored raw: the values are all the same"]
+    assert not vkv.load(tmp_path / "a.vkv").cache[0].keys.any()
 
 
 def test_nothing_to_plan_for(tmp_path):

@@ -91,20 +91,37 @@ class Piece:
         keys: Keys (not rotated, where they can be), or values.
         x: The tokens to be encoded, sinks too, ``(B, H, T, D)`` in the tensor's dtype.
         start: Position of the first of them.
+        basis: A table made from other texts, in another file, to encode the tensor with.
     """
 
     layer: int
     keys: bool
     x: mx.array
     start: int = 0
+    basis: mx.array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a piece gets.
+
+    Attributes:
+        codec: ``raw`` where the codec asked for cannot hold it.
+        parts: What the codec makes of the tokens in its ``span``; ``None`` for ``raw``.
+        note: Why ``raw``.
+    """
+
+    codec: Codec
+    parts: Parts | None = None
+    note: str | None = None
 
 
 @runtime_checkable
 class Planner(Protocol):
     """A codec that looks at all tensors of a cache before it encodes the first."""
 
-    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Codec]:
-        """A codec for each piece.
+    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+        """A codec for each piece, and what it makes of it.
 
         Called on what ``configure`` makes of the options for keys.
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 import mlx.core as mx
 
-from vkv.codecs import tc_basis, tc_blocks, tc_rate
+from vkv.codecs import tc_blocks, tc_rate
 from vkv.codecs.base import (
     FLOATS,
     NAMES,
@@ -17,10 +17,11 @@ from vkv.codecs.base import (
     Options,
     Parts,
     Piece,
+    Planned,
     check_choice,
     check_layout,
 )
-from vkv.codecs.tc_basis import F32, Basis
+from vkv.codecs.tc_coder import Coded, Coder, solve
 from vkv.errors import CodecError
 
 #: Some 2.3 bits.
@@ -106,7 +107,7 @@ class Tc:
         numbers = {n: float(v) for n, v in options.items() if n in ("step", "bits")}
         return cls(**{**options, **numbers})  # type: ignore[arg-type]  # checked when built
 
-    def plan(self, pieces: Sequence[Piece], overhead: int) -> list[Tc]:
+    def plan(self, pieces: Sequence[Piece], overhead: int) -> list[Planned]:
         """A step for each tensor, so that together they hurt the model least."""
         return tc_rate.plan(pieces, self, overhead=overhead)
 
@@ -150,28 +151,17 @@ class Tc:
                 integers do not fit (T4), or ``basis`` is broken (T20 on).
         """
         layout = self.layout(x.shape)
-        z, mean = tc_blocks.centred(x)
-        given = None
-        if basis is not None:
-            given = tc_basis.load(tc_basis.raw(basis), x.shape[1], x.shape[3])
-        unit = tc_blocks.deviation(z) if given is None else 1.0
-        step = self.step
+        coder = Coder(x, self.axes, basis)
         if self.bits:
-            fixed = mean.nbytes
-            step = tc_rate.solve(
-                lambda s: 8 * (fixed + _nbytes(self._code(z, x.shape, s * unit, given))) / x.size,
-                self.bits,
-            )
-        parts = self._code(z, x.shape, step * unit, given)
-        parts["mean"] = mx.array(mean.reshape(x.shape[1], x.shape[3]))
-        return {name: parts[name] for name in layout}
 
-    def _code(self, z: F32, shape: tuple[int, ...], step: float, given: Basis | None) -> Parts:
-        """All parts but the mean, of tokens (N, n) without it."""
-        heads = shape[1]
-        basis = given or tc_rate.basis_for(z, heads, self.axes, step)
-        table = mx.zeros((0,), mx.uint8) if basis is None else tc_basis.array(basis)
-        return {**tc_blocks.quantize(z, basis, heads, step), "basis": table}
+            def trial(step: float) -> tuple[float, list[Coded]]:
+                coded = coder.code(step)
+                return 8 * coded.nbytes, [coded]
+
+            (coded,) = solve(coder.estimate, trial, self.bits * x.size)
+        else:
+            coded = coder.code(self.step)
+        return {name: coded.parts[name] for name in layout}
 
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         """Parts to an array of ``shape`` and ``dtype``.
@@ -188,10 +178,6 @@ class Tc:
 
     def join(self, pieces: list[Parts]) -> Parts | None:
         return None
-
-
-def _nbytes(parts: Parts) -> int:
-    return sum(part.nbytes for part in parts.values())
 
 
 def _check(name: str, good: bool, value: object, expected: str) -> None:

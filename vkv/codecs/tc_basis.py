@@ -115,24 +115,53 @@ def covariance(z: F32) -> F64:
     return (z.T @ z).astype(np.float64) / max(len(z), 1)
 
 
-def fit(groups: F32, step: float, tokens: int) -> Basis:
-    """Axes for tokens (G, N, n), no finer than a step needs, without those it does not.
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Axes of one kind: of each group the variances on them (n,), and rows (n, n).
 
-    A row is kept if the squared error that it saves is worth its bits, at the price
-    that a uniform quantizer of ``step`` pays (2 ln 2 step^2 / 12 a bit).
+    ``rows`` is empty for the channels themselves, which are no axes.
     """
+
+    variance: list[F64]
+    rows: list[F64]
+
+
+def candidates(z: F32, heads: int, axes: str) -> list[Axes]:
+    """Axes of the kind asked for, or of every kind (``auto``), for tokens (N, H*D)."""
+    kinds = [axes] if axes != "auto" else ["none", "head", "joint"]
+    moments, found = covariance(z), []
+    for kind in kinds:
+        size = len(moments) // (heads if kind == "head" else 1)
+        if kind == "none":
+            found.append(Axes([np.diag(moments)], []))
+        elif axes != "auto" or size <= MAX_COMPONENTS:
+            blocks = [moments[i : i + size, i : i + size] for i in range(0, len(moments), size)]
+            variance, rows = zip(*map(principal, blocks), strict=True)
+            found.append(Axes(list(variance), list(rows)))
+    return found
+
+
+def projected(z: F32, basis: Basis) -> F64:
+    """Variances of the components of tokens (N, H*D) in a basis, those of all groups."""
+    moments, size = covariance(z), basis.ints.shape[-1]
+    found = []
+    for g, rows in enumerate(basis.rows):
+        to = analysis(rows).astype(np.float64)
+        block = moments[g * size : (g + 1) * size, g * size : (g + 1) * size]
+        found.append(np.maximum(((block @ to) * to).sum(0), 0))
+    return np.concatenate(found)
+
+
+def fit(axes: Axes, step: float, tokens: int) -> Basis:
+    """Rows for tokens on these axes, no finer than a step needs, without those it does not."""
+    columns = len(axes.rows[0])
     kept = []
-    for z in groups:
-        variance, rows = principal(covariance(z))
-        error = np.minimum(variance, step**2 / 12)
-        saved = tokens * (variance - error)
-        price = 2 * np.log(2) * step**2 / 12 * row_bits(variance, step, len(rows))
-        keep = (saved > price) & (variance > (0.15 * step) ** 2)
+    for variance, rows in zip(axes.variance, axes.rows, strict=True):
+        keep = worth(variance, step, tokens, columns)
         kept.append((rows[keep], np.sqrt(variance[keep]) / step))
     count = max(len(rows) for rows, _ in kept)
-    columns = groups.shape[-1]
-    ints = np.zeros((len(groups), count, columns), np.int16)
-    scale = np.ones((len(groups), count), np.float32)
+    ints = np.zeros((len(kept), count, columns), np.int16)
+    scale = np.ones((len(kept), count), np.float32)
     for g, (rows, deviation) in enumerate(kept):
         fine = np.sqrt(columns / max(len(rows), 1)) / np.maximum(deviation, 0.3)
         grid = (np.minimum(fine, COARSEST) / np.sqrt(columns)).astype(np.float32)
@@ -140,6 +169,17 @@ def fit(groups: F32, step: float, tokens: int) -> Basis:
         ints[g, : len(rows)] = np.rint(rows / grid[:, None])
         scale[g, : len(rows)] = grid
     return Basis(ints, scale)
+
+
+def worth(variance: F64, step: float, tokens: int, columns: int) -> npt.NDArray[np.bool_]:
+    """Whether the squared error that a component saves is worth the bits of its row.
+
+    A bit is worth what a uniform quantizer of ``step`` pays for it: 2 ln 2 step^2 / 12.
+    """
+    error = np.minimum(variance, step**2 / 12)
+    price = 2 * np.log(2) * step**2 / 12 * row_bits(variance, step, columns)
+    kept = (tokens * (variance - error) > price) & (variance > (0.15 * step) ** 2)
+    return np.asarray(kept)
 
 
 def row_bits(variance: F64, step: float, columns: int) -> F64:

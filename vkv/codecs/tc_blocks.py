@@ -53,18 +53,23 @@ class Blocks:
         return [int(n) for n in np.bincount(self.chunk[self.chunk != NONE])]
 
 
+def flat(x: mx.array) -> F32:
+    """``(B, H, T, D)`` as tokens (B*T, H*D)."""
+    wide = x.astype(mx.float32).swapaxes(1, 2)
+    return np.array(wide).reshape(-1, x.shape[1] * x.shape[3])
+
+
 def centred(x: mx.array) -> tuple[F32, npt.NDArray[np.float16]]:
     """Tokens (B*T, H*D) without their mean, and the mean as it is stored.
 
     Raises:
         CodecError: A value is not finite (T3).
     """
-    _, heads, _, dim = x.shape
-    flat = np.array(x.astype(mx.float32).swapaxes(1, 2)).reshape(-1, heads * dim)
-    if not np.isfinite(flat).all():
+    z = flat(x)
+    if not np.isfinite(z).all():
         raise CodecError("found inf or NaN, expected finite values", rule="T3", at="tc")
-    mean = flat.mean(0, dtype=np.float64).clip(-F16_MAX, F16_MAX).astype(np.float16)
-    return flat - mean.astype(np.float32), mean
+    mean = z.mean(0, dtype=np.float64).clip(-F16_MAX, F16_MAX).astype(np.float16)
+    return z - mean.astype(np.float32), mean
 
 
 def deviation(z: F32) -> float:

@@ -37,7 +37,7 @@ def add_layers(plan: Plan, snapshots: Iterable[Snapshot], fixed: int = 0) -> Non
 
 
 def allocate(layers: Iterable[LayerDraft], fixed: int) -> None:
-    """Give each tensor its own codec where the one asked for plans.
+    """Give each tensor its own codec, and encode it, where the one asked for plans.
 
     Keys and values are planned together if one choice is for both. Only the tokens
     behind codes that are kept take part, and of the bytes that all tensors share
@@ -66,7 +66,7 @@ def _plan(choice: Choice, group: list[tuple[TensorDraft, Piece]], overhead: int)
     assert isinstance(codec, Planner)  # else there were no pieces
     planned = codec.plan([piece for _, piece in group], overhead)
     for (tensor, _), one in zip(group, planned, strict=True):
-        tensor.codec = one
+        tensor.take(one)
 
 
 def _piece(tensor: TensorDraft, place: int) -> Piece | None:

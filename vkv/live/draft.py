@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 from msgspec import structs
 
-from vkv.codecs.base import NAMES, Codec
+from vkv.codecs.base import NAMES, Codec, Parts, Planned
 from vkv.codecs.raw import Raw
 from vkv.errors import VkvError
 from vkv.header import Layer, Segment, Tensor
@@ -79,7 +79,7 @@ class TensorDraft:
         kept: Codes that are stored as they are.
         x: Rows behind them, ``(B, H, T, D)``; ``None`` for none.
         start: Index of the first of these rows.
-        codec: What encodes them; another may be put in its place before ``build``.
+        codec: What encodes them.
     """
 
     def __init__(
@@ -103,6 +103,13 @@ class TensorDraft:
         self.before = self.kept[-1] if self.kept else self.before
         self.start += sum(k.tokens for k in self.kept)
         self.codec: Codec = self._raw() if self.x is None else self._chosen(self.x)
+        self._planned: Parts | None = None
+
+    def take(self, planned: Planned) -> None:
+        """Put what a plan gives in the place of ``codec``."""
+        self.codec, self._planned = planned.codec, planned.parts
+        if planned.note is not None:
+            self.note = f"asked for {self.choice.text}, stored raw: {planned.note}"
 
     def build(self) -> Tensor:
         for held in self.held:
@@ -221,13 +228,20 @@ class TensorDraft:
         if self.value.tokens and x.shape[-2] == 0:
             return
         try:
-            parts = encode(codec, x, self.before)
+            parts = self._parts(codec, x)
         except VkvError as exc:
             raise exc.within(self.path) from None
         names = {
             p: self._store(p, role or codec.roles[p], parts[p]) for p in codec.roles if p in parts
         }
         self._append(codec, x.shape[-2] if self.value.tokens else None, names, rope)
+
+    def _parts(self, codec: Codec, x: mx.array) -> Parts:
+        """Those of the plan, which are let go here, or what the codec gives now."""
+        if codec.id != "raw" and self._planned is not None:
+            planned, self._planned = self._planned, None
+            return planned
+        return encode(codec, x, self.before)
 
     def _store(self, part: str, role: str, x: mx.array) -> str:
         return self.plan.add(f"{self.path}.{len(self.segments)}.{part}", role, x)
