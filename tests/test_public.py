@@ -28,6 +28,7 @@ PUBLIC = [
     "make_prompt_cache",
     "save",
     "save_prompt_cache",
+    "train_basis",
     "validate",
 ]
 FUNCTIONS = [n for n in PUBLIC if inspect.isfunction(getattr(vkv, n))]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vkv.diff import diff
     from vkv.errors import VkvError
     from vkv.info import Info, inspect
+    from vkv.live.basis import train_basis
     from vkv.live.load import load
     from vkv.live.make import make_prompt_cache
     from vkv.live.prompt import Prompt
@@ -45,6 +46,7 @@ _HOME = {
     "make_prompt_cache": "vkv.live.make",
     "save": "vkv.live.save",
     "save_prompt_cache": "vkv.compat",
+    "train_basis": "vkv.live.basis",
     "validate": "vkv.validate",
 }
 
@@ -63,6 +65,7 @@ __all__ = [
     "make_prompt_cache",
     "save",
     "save_prompt_cache",
+    "train_basis",
     "validate",
 ]
 

@@ -17,9 +17,10 @@ from vkv.header import Header, Layer, Tensor
 from vkv.info import Info
 from vkv.inline import inline as inlined
 from vkv.live.decode import decode
-from vkv.live.form import check_layers
+from vkv.live.form import check_cache, check_layers
 from vkv.live.kept import Kept
 from vkv.live.kinds import KINDS, Snapshot, Value
+from vkv.live.lend import lent
 from vkv.live.load import check_owner
 from vkv.live.plan import Plan
 from vkv.live.save import CodecSpec, Progress, wish, write
@@ -38,6 +39,7 @@ def convert(
     tokens: Any = None,
     inline: bool = False,
     files: Iterable[Place] | None = None,
+    basis: Place | None = None,
     progress: Progress | None = None,
     durable: bool = True,
 ) -> Info:
@@ -62,6 +64,7 @@ def convert(
             files into ``dst``, which then stands alone. For vkv files; the other options
             have no place beside it.
         files: Where the files are found that ``src`` stands on, as in ``vkv.load``.
+        basis: As in ``vkv.save``.
         progress: Called with (bytes done, bytes in all).
         durable: Flush to the disk before returning.
 
@@ -93,14 +96,19 @@ def convert(
         layers, text = mlx_lm_files.read(src)
         head = header.replace(head, metadata=text | head.metadata)
         head = _identified(head, plan, len(layers), model, tokenizer)
-        return write(dst, head, plan, _drain(layers), tokens, durable=durable, progress=progress)
+        with lent(plan, head, basis):
+            return write(
+                dst, head, plan, _drain(layers), tokens, durable=durable, progress=progress
+            )
     with file:
+        check_cache(file.header)
         check_layers(file.header)
         check_owner(file.header, model, tokenizer)
         head = _carried(head, plan, file.header)
         head = _identified(head, plan, len(file.header.layers), model, tokenizer)
         ids = _tokens(file, tokens)
-        return write(dst, head, plan, _decoded(file), ids, durable=durable, progress=progress)
+        with lent(plan, head, basis):
+            return write(dst, head, plan, _decoded(file), ids, durable=durable, progress=progress)
 
 
 def _open(src: str | os.PathLike[str], files: Iterable[Place] | None) -> CacheFile | None:

@@ -151,6 +151,10 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that a ``.vkv`` file says about itself.
 
+    ``tables`` offers stored tables to other files: a name such as
+    ``layers.3.keys.basis`` to the name of a stored tensor. A file with tables and no
+    layers holds no cache.
+
     ``pad`` is zeros that bring the header to a multiple of 64 bytes, so that the
     first tensor after it is aligned.
     """
@@ -165,6 +169,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ropes: tuple[Rope, ...] = ()
     layers: tuple[Layer, ...]
     tensors: dict[Name, Stored]
+    tables: dict[Name, Name] = {}
     metadata: dict[str, str] = {}
     pad: bytes = b""
 
@@ -313,6 +318,7 @@ def _check_references(header: Header) -> None:
         uses.update(_check_segment(header, path, tensor, segment))
     for path, layer in walk(header.layers):
         _check_layer(path, layer)
+    uses.update(_check_tables(header))
     if header.tokens is not None:
         uses[_check_tokens(header.tokens, header.tensors)] += 1
     if header.model is not None:
@@ -325,6 +331,17 @@ def _check_references(header: Header) -> None:
                 rule="H6",
                 at=f"tensors.{name}",
             )
+
+
+def _check_tables(header: Header) -> list[str]:
+    for name, tensor in header.tables.items():
+        stored = header.tensors.get(tensor)
+        if stored is None or stored.role != "table":
+            found = "not in tensors" if stored is None else f"a {stored.role}"
+            raise HeaderError(
+                f"{tensor!r} is {found}, expected a table", rule="H6", at=f"tables.{name}"
+            )
+    return list(header.tables.values())
 
 
 def files(header: Header) -> dict[bytes, list[str]]:

@@ -14,7 +14,7 @@ from vkv.document import Document, open_document
 from vkv.elsewhere import Files, Other, Place, beside
 from vkv.errors import VkvError
 from vkv.header import Tensor, segment_shape, segments, walk
-from vkv.live.form import check_heads, check_layer, check_layers
+from vkv.live.form import check_heads, check_layer, check_layers, is_basis
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,8 @@ def _owner_errors(document: Document, model: Any, tokenizer: Any) -> Iterator[Vk
 
 def _warnings(document: Document) -> list[Finding]:
     head = document.header
-    missing = [n for n in ("model", "tokenizer", "tokens") if getattr(head, n) is None]
+    wanted = ("model",) if is_basis(head) else ("model", "tokenizer", "tokens")
+    missing = [n for n in wanted if getattr(head, n) is None]
     found = [
         Finding("warning", None, n, "the file does not say, so nobody can check") for n in missing
     ]

@@ -27,6 +27,10 @@ COMMANDS = {
     "store": ("store:store", "Keep prompts on this machine and find them again."),
     "codecs": ("codecs:codecs", "List the codecs and their options."),
     "serve": ("serve:serve", "Serve a model over HTTP; prompts survive a restart."),
+    "train-basis": (
+        "train_basis:train_basis",
+        "Learn from texts how to compress the caches of one model.",
+    ),
     "bench": ("bench:bench", "Measure rate, quality and speed of codecs on a model."),
     "demo": ("demo:demo", "Save, inspect and resume a prompt of a real model."),
 }

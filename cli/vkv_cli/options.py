@@ -93,6 +93,13 @@ def codec_options(default: str = "raw", note: str = "") -> Decorator:
     )
 
 
+def basis_option(note: str = "") -> Decorator:
+    """``basis: Path | None``."""
+    text = f"A file of `vkv train-basis`{', ' * bool(note)}{note}: codec tc refers to its axes."
+    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return click.option("--basis", type=kind, metavar="FILE", help=text)
+
+
 def sampling_options() -> Decorator:
     """``sampling: Sampling``."""
     return _gather(

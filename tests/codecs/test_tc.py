@@ -48,7 +48,8 @@ def forged(parts: Parts, name: str, data: bytes | np.ndarray) -> Parts:
 X = correlated(1, 2, 300, 16)
 CODEC = Tc(step=0.3, axes="joint")
 PARTS = CODEC.encode(X)
-BASIS = tc_rate.train_basis([(Piece(0, True, X),)])[0]
+MOMENTS = tc_basis.covariance(tc_blocks.centred(X)[0])
+BASIS = tc_rate.train_basis([MOMENTS], [1.0])[0]
 
 
 # --- decoding ---
@@ -224,7 +225,7 @@ def test_a_basis_serves_another_text_and_costs_it_nothing():
 
 def test_a_metric_moves_the_error_to_where_it_is_cheap():
     metric = np.diag(np.where(np.arange(32) < 4, 100.0, 1.0))
-    bases = [tc_rate.train_basis([(Piece(0, True, X),)], m)[0] for m in ([metric], [np.eye(32)])]
+    bases = [tc_rate.train_basis([MOMENTS], [m])[0] for m in (metric, np.eye(32))]
     dear = []
     for basis in bases:
         codec = Tc(step=0.3)
@@ -291,7 +292,8 @@ def test_configure_gives_values_half_the_step():
 
 
 def test_a_plan_in_a_given_basis_has_one_step_and_does_not_count_it():
-    tables = tc_rate.train_basis([(p,) for p in pieces()])
+    moments = [tc_basis.covariance(tc_blocks.centred(p.x)[0]) for p in pieces()]
+    tables = tc_rate.train_basis(moments, tc_rate.weights(pieces()))
     todo = [replace(p, basis=b) for p, b in zip(pieces(), tables, strict=True)]
     found = tc_rate.plan(todo, Tc(bits=3.0))
     assert len({p.codec.step for p in found}) == 1

@@ -5,6 +5,6 @@ same cache in the same process, and the model then reads the same tokens after i
 """
 
 from vkv.bench.report import Results
-from vkv.bench.run import Bench, default_codecs
+from vkv.bench.run import Bench, default_codecs, with_basis
 
-__all__ = ["Bench", "Results", "default_codecs"]
+__all__ = ["Bench", "Results", "default_codecs", "with_basis"]

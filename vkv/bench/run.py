@@ -6,6 +6,7 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,42 @@ from vkv import codecs, identity
 from vkv.bench.quality import compare, log_probs, relative_error
 from vkv.bench.report import Results, Row
 from vkv.bench.timing import Timing, median
+from vkv.codecs.base import Planner
 from vkv.document import open_document
+from vkv.elsewhere import Files
 from vkv.errors import VkvError
 from vkv.file import CacheFile
+from vkv.header import VERSION, Header
 from vkv.info import Info
 from vkv.live import kinds
 from vkv.live.allocate import add_layers
 from vkv.live.decode import decode
+from vkv.live.lend import lent
 from vkv.live.load import load
 from vkv.live.plan import Plan
+from vkv.live.prompt import Prompt
 from vkv.live.save import save, wish
 
 #: Tokens per forward pass of the prefill.
 STEP = 512
+#: Ends the name of a row that was saved with the basis file.
+BASIS = " +basis"
 
 
 def default_codecs() -> list[str]:
     """The settings that each codec of the table gives as its examples, raw first."""
     found = [text for codec in codecs.CODECS.values() for text in codec.examples]
     return sorted(found, key=lambda text: (text != "raw", text))
+
+
+def with_basis(names: Sequence[str]) -> list[str]:
+    """The same, and each setting of a codec that can use a basis once more, with it."""
+    both = ((name, name + BASIS) for name in names)
+    return [n for own, lent in both for n in ((own, lent) if _plans(own) else (own,))]
+
+
+def _plans(name: str) -> bool:
+    return issubclass(codecs.parse(name.partition("/")[0]).codec, Planner)
 
 
 class Bench:
@@ -46,6 +64,7 @@ class Bench:
         test: Tokens read after it.
         repeat: Runs behind each median.
         name: How results call the model.
+        basis: A file of ``vkv.train_basis``, for names that end in ``BASIS``.
         progress: Called with (tokens done, context) during the prefill.
 
     Raises:
@@ -61,6 +80,7 @@ class Bench:
         test: int,
         repeat: int = 3,
         name: str = "",
+        basis: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ):
         if len(tokens) < context + test or context < 1 or test < 2:
@@ -68,7 +88,7 @@ class Bench:
                 f"a text of {len(tokens)} tokens, expected {context} of context and {test} of test",
                 at="bench",
             )
-        self.model, self.repeat = model, repeat
+        self.model, self.repeat, self.basis = model, repeat, basis
         self.ids = list(tokens[:context])
         self.test = list(tokens[context : context + test])
         self.raw, seconds = self._prefill(progress)
@@ -102,33 +122,34 @@ class Bench:
             yield row
 
     def row(self, name: str) -> Row:
-        """Measure one codec string, ``KEYS/VALUES`` for one each."""
-        keys, _, values = name.partition("/")
-        codec = {"keys": keys, "values": values or keys}
+        """Measure one codec string, ``KEYS/VALUES`` for one each, ``BASIS`` behind it or not."""
+        case = _case(name, self.basis)
         with tempfile.TemporaryDirectory(prefix="vkv-bench-") as folder:
             path = Path(folder) / "cache.vkv"
-            save_time = median(lambda: self._save(path, codec), self.repeat)
-            load_time = median(lambda: load(path), self.repeat)
+            save_time = median(lambda: self._save(path, case), self.repeat)
+            load_time = median(lambda: load(path, files=case.files), self.repeat)
             mx.reset_peak_memory()
             before = mx.get_active_memory()
-            prompt = load(path)
+            prompt = load(path, files=case.files)
             peak = mx.get_peak_memory() - before
-            return self._row(name, codec, path, prompt.cache, save_time, load_time, peak)
+            return self._row(name, case, path, prompt, save_time, load_time, peak)
 
-    def _save(self, path: Path, codec: dict[str, str]) -> Info:
-        return save(path, self.raw, tokens=self.ids, model=self.model, codec=codec)
+    def _save(self, path: Path, case: _Case) -> Info:
+        return save(
+            path, self.raw, tokens=self.ids, model=self.model, codec=case.codec, basis=case.basis
+        )
 
     def _row(
         self,
         name: str,
-        codec: dict[str, str],
+        case: _Case,
         path: Path,
-        cache: list[Any],
+        prompt: Prompt,
         save_time: Timing,
         load_time: Timing,
         peak: int,
     ) -> Row:
-        info = load(path).info
+        info, cache = prompt.info, prompt.cache
         groups = info.accounting.groups
         errors = {n: self._error(cache, n) for n in ("keys", "values")}
         first = time.perf_counter()
@@ -136,7 +157,7 @@ class Bench:
         step = time.perf_counter() - first
         return Row(
             name=name,
-            family=name.partition(":")[0],
+            family=name.partition(":")[0] + (BASIS if case.basis else ""),
             bits=info.accounting.bits,
             size=info.size,
             ratio=info.accounting.ratio,
@@ -145,22 +166,24 @@ class Bench:
             bits_values=groups["values"].bits if "values" in groups else None,
             error_keys=errors["keys"],
             error_values=errors["values"],
-            encode=median(lambda: self._encode(codec), self.repeat),
+            encode=median(lambda: self._encode(case), self.repeat),
             save=save_time,
             load=load_time,
-            decode=median(lambda: _decode(path), self.repeat),
+            decode=median(lambda: _decode(path, case.files), self.repeat),
             peak=peak,
             first_token=load_time.seconds + step,
             notes=tuple(info.notes),
         )
 
-    def _encode(self, codec: dict[str, str]) -> None:
+    def _encode(self, case: _Case) -> None:
         """All that a save does but hashing and writing."""
         found, ropes = identity.of_model(self.model)
-        plan = Plan(wish(codec), list(ropes), found.ropes)
-        add_layers(plan, map(kinds.take, self.raw))
-        for pending in plan.tensors.values():
-            pending.load()
+        plan = Plan(wish(case.codec), list(ropes), found.ropes)
+        head = Header(version=VERSION, producer="", model=found, layers=(), tensors={})
+        with lent(plan, head, case.basis):
+            add_layers(plan, map(kinds.take, self.raw))
+            for pending in plan.tensors.values():
+                pending.load()
 
     def _error(self, cache: list[Any], name: str) -> float | None:
         """Relative squared error of all keys or values."""
@@ -174,10 +197,28 @@ class Bench:
         return error / power if power else None
 
 
-def _decode(path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What a row's name asks for."""
+
+    codec: dict[str, str]
+    basis: Path | None
+
+    @property
+    def files(self) -> list[Path] | None:
+        return None if self.basis is None else [self.basis]
+
+
+def _case(name: str, basis: Path | None) -> _Case:
+    keys, _, values = name.removesuffix(BASIS).partition("/")
+    codec = {"keys": keys, "values": values or keys}
+    return _Case(codec, basis if name.endswith(BASIS) else None)
+
+
+def _decode(path: Path, files: list[Path] | None) -> None:
     """Decode every tensor from memory, without verifying."""
     with open_document(path.read_bytes()) as document:
-        file = CacheFile(document, verify=False)
+        file = CacheFile(document, verify=False, files=Files(files or ()))
         for i, layer in enumerate(document.header.layers):
             mx.eval([decode(file, layer, name, f"layers[{i}]") for name in layer.tensors])
 

@@ -79,7 +79,9 @@ class Tc:
         "mean": "metadata",
         "basis": "table",
     }
-    examples: ClassVar[tuple[str, ...]] = ("tc:bits=2.3", "tc:bits=3")
+    examples: ClassVar[tuple[str, ...]] = tuple(
+        f"tc:bits={bits}" for bits in ("1", "1.4", "1.7", "2", "2.3", "3", "4")
+    )
 
     step: float = STEP
     bits: float = 0.0

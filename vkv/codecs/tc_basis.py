@@ -201,29 +201,27 @@ def analysis(rows: F32) -> F32:
     return np.asarray(np.linalg.solve(gram, wide).T, np.float32)
 
 
-def train(samples: F32, metric: F64 | None = None, weight: float = 1.0) -> tuple[F32, float]:
+def train(moments: F64, cost: F64 | float) -> tuple[F32, float]:
     """Rows (n, n) for other tokens of the same tensor, and its deviation.
 
     Args:
-        samples: Tokens (N, n) without their mean.
-        metric: What a squared error costs, (n, n), positive semidefinite.
-        weight: The same as one number, where there is no metric.
+        moments: Second moments (n, n) of tokens about their mean.
+        cost: What a squared error costs, (n, n), positive semidefinite; or one number,
+            of an error of the tensor's deviation.
 
     One step of every component then costs the same, in every tensor.
     """
-    moments = covariance(samples)
     size = len(moments)
-    if metric is None:
-        root = inverse = np.eye(size)
+    deviation = float(np.sqrt(np.trace(moments) / size)) or 1.0
+    if isinstance(cost, float):
+        weight, root, inverse = cost / deviation**2, np.eye(size), np.eye(size)
     else:
-        weight = float(np.trace(metric)) / size
-        blend = (1 - EVEN) * metric / max(weight, 1e-300) + EVEN * np.eye(size)
-        values, vectors = np.linalg.eigh(blend)
+        weight = float(np.trace(cost)) / size or 1e-300
+        values, vectors = np.linalg.eigh((1 - EVEN) * cost / weight + EVEN * np.eye(size))
         root = (vectors * np.sqrt(values)) @ vectors.T
         inverse = (vectors / np.sqrt(values)) @ vectors.T
     _, axes = principal(root @ moments @ root)
-    rows = axes @ inverse / np.sqrt(weight)
-    return rows.astype(np.float32), float(np.sqrt(np.trace(moments) / size))
+    return (axes @ inverse / np.sqrt(weight)).astype(np.float32), deviation
 
 
 def quantized(rows: F32) -> Basis:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from vkv.codecs import tc_basis
 from vkv.codecs.base import NAMES, Piece, Planned
@@ -31,8 +30,8 @@ def weights(pieces: Sequence[Piece]) -> list[float]:
 
     Errors count more in early layers, above all in their values; and more where keys
     vary much about their mean, since attention then looks at content. The exponents
-    were fit on one model and halved; what a model itself says (``metrics`` of
-    ``train_basis``, or ``weights`` of ``plan``) is better.
+    were fit on one model and halved; what a model itself says (``costs`` of
+    ``train_basis``, or ``weights_of`` of ``plan``) is better.
     """
     content = {p.layer: _content(p.x) for p in pieces if p.keys}
     last = max((p.layer for p in pieces), default=0) or 1
@@ -122,28 +121,18 @@ def _raw(piece: Piece, span: tuple[int, int]) -> int:
     return (tokens - span[1]) * (piece.x.nbytes // tokens)
 
 
-def train_basis(
-    samples: Sequence[tuple[Piece, ...]],
-    metrics: Sequence[npt.NDArray[np.float64]] | None = None,
-    weights_of: Sequence[float] | None = None,
-) -> list[mx.array]:
-    """Bases for other texts: of each tensor, from its caches of several texts.
+def train_basis(moments: Sequence[F64], costs: Sequence[F64 | float]) -> list[mx.array]:
+    """Bases for other texts, one of each tensor.
 
     Args:
-        samples: For each tensor, its pieces, without sinks.
-        metrics: For each tensor, what a squared error costs, (H*D, H*D): the mean of
-            ``g g^T`` over gradients ``g`` of the model's log-probabilities by its tokens.
-        weights_of: Without metrics: as in ``plan``.
+        moments: Second moments of each tensor's tokens about their mean, (H*D, H*D).
+        costs: What a squared error costs in each: (H*D, H*D), the mean of ``g g^T`` over
+            gradients ``g`` of the model's log-probabilities by the tokens; or, where
+            these are not known, a number as ``weights`` gives. Of one kind for all.
 
     One ``step`` for all tensors is then right, and about the deviation of a mean one.
     """
-    firsts = [pieces[0] for pieces in samples]
-    given = list(weights_of) if weights_of is not None else weights(firsts)
-    trained = []
-    for i, pieces in enumerate(samples):
-        z = np.concatenate([centred(p.x)[0] for p in pieces])
-        weight = given[i] / deviation(z) ** 2
-        trained.append(tc_basis.train(z, None if metrics is None else metrics[i], weight))
+    trained = [tc_basis.train(m, cost) for m, cost in zip(moments, costs, strict=True)]
     # rows of a mean tensor have the size of its deviation
     norms = [np.log(np.sqrt(np.square(r).sum(-1)).mean() / d) for r, d in trained]
     common = np.exp(-np.mean(norms)).astype(np.float32)

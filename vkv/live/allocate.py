@@ -78,4 +78,4 @@ def _piece(tensor: TensorDraft, place: int) -> Piece | None:
         return None
     if getattr(codec, "pre_rope", False):
         x = tensor.unrotated(x, tensor.start)[0].astype(x.dtype)
-    return Piece(place, keys, x, tensor.start)
+    return Piece(place, keys, x, tensor.start, tensor.plan.table(tensor.path))

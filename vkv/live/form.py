@@ -23,6 +23,24 @@ SCALARS: dict[str, tuple[str, ...]] = {
 MAX_SLOTS = 64
 
 
+def is_basis(header: Header) -> bool:
+    """Whether a file holds tables for others, and no cache."""
+    return bool(header.tables) and not header.layers
+
+
+def check_cache(header: Header) -> None:
+    """Refuse a file that holds no cache (rule L9).
+
+    Raises:
+        CacheError: It holds tables alone.
+    """
+    if is_basis(header):
+        raise CacheError(
+            "holds tables for other files, expected a cache; it goes to vkv.save as basis",
+            rule="L9",
+        )
+
+
 def check_layers(header: Header) -> None:
     """Check every layer of ``header`` (rules L3 to L6).
 

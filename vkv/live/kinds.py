@@ -54,6 +54,10 @@ class Snapshot:
     children: list[Snapshot] = field(default_factory=list)
     origin: Origin | None = None
 
+    def walk(self) -> list[Snapshot]:
+        """Itself, then its children's own."""
+        return [self, *(below for child in self.children for below in child.walk())]
+
 
 #: Sizes that a shape in a file may have.
 MAX_NDIM = 8

@@ -16,7 +16,7 @@ from vkv.file import CacheFile, open_file
 from vkv.header import Header, Layer
 from vkv.info import of_document
 from vkv.live.decode import decode
-from vkv.live.form import check_heads, check_layers
+from vkv.live.form import check_cache, check_heads, check_layers, is_basis
 from vkv.live.kinds import KINDS, Loaded, cache_class
 from vkv.live.make import packed_layer
 from vkv.live.origin import Origin, attach
@@ -69,6 +69,7 @@ def load(
         raise CacheError(f"live={live!r} is not one of {LIVE}")
     file = open_file(path, verify=verify, files=files)
     try:
+        check_cache(file.header)
         check_layers(file.header)
         check_heads(file.header)
         check_owner(file.header, model, tokenizer, force=force)
@@ -142,7 +143,7 @@ def _model(head: Header, model: Any) -> list[str]:
         found = identity.differences(head.model, head.ropes, live, ropes)
         if found:
             return found
-    if len(head.layers) != len(live.ropes):
+    if len(head.layers) != len(live.ropes) and not is_basis(head):
         return [f"{len(head.layers)} caches in the file, the model takes {len(live.ropes)}"]
     return []
 

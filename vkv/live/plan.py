@@ -8,11 +8,13 @@ from math import prod
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+from msgspec import structs
 
 from vkv import container
 from vkv.arrays import copied, stored
 from vkv.codecs import Choice
 from vkv.codecs.base import NAMES
+from vkv.file import CacheFile
 from vkv.header import ITEMSIZE, Layer, Rope, Stored
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class Plan:
         reencode: Keep no codes of the files that the caches came from.
         most_segments: Carried-over segments a tensor may have before they are joined.
         parent: The file whose segments are referred to where they can be.
+        basis: The file whose tables are used where the codec takes one.
         known: Tables that other files hold, by dtype, shape and digest.
     """
 
@@ -70,6 +73,7 @@ class Plan:
     reencode: bool = False
     most_segments: int = MAX_SEGMENTS
     parent: Parent | None = None
+    basis: CacheFile | None = None
     known: dict[tuple[object, ...], Stored] = field(default_factory=dict)
     layers: list[Layer] = field(default_factory=list)
     tensors: dict[str, Pending] = field(default_factory=dict)
@@ -97,6 +101,20 @@ class Plan:
             self.tensors[name] = Pending(role, *form, lambda: data)
             self._shared[key] = name
         return self._shared[key]
+
+    def lend(self, basis: CacheFile) -> None:
+        """Encode with the tables of ``basis`` and refer to them."""
+        self.basis = basis
+        own = bytes.fromhex(basis.document.id)
+        tables = [basis.header.tensors[name] for name in basis.header.tables.values()]
+        self.know(t if t.file else structs.replace(t, file=own) for t in tables)
+
+    def table(self, path: str) -> mx.array | None:
+        """The table lent to tensor ``path``, ``layers.3.keys``, if there is one."""
+        if self.basis is None:
+            return None
+        name = self.basis.header.tables.get(f"{path}.basis")
+        return None if name is None else self.basis.array(name)
 
     def descend(self, parent: Parent) -> None:
         """Refer to what ``parent`` holds."""

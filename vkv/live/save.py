@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import vkv._version
@@ -20,6 +21,7 @@ from vkv.live import kinds
 from vkv.live.allocate import add_layers
 from vkv.live.form import check_heads, check_layers
 from vkv.live.kinds import Snapshot
+from vkv.live.lend import lent
 from vkv.live.parent import Parent
 from vkv.live.plan import ALL_SEGMENTS, MAX_SEGMENTS, Pending, Plan, Wish
 
@@ -44,6 +46,7 @@ def save(
     reencode: bool = False,
     parent: str | os.PathLike[str] | None = None,
     files: Iterable[Place] | None = None,
+    basis: Place | None = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> Info:
@@ -72,6 +75,8 @@ def save(
             raw rows where they are equal bit for bit.
         files: Where the files are found that ``parent`` stands on itself; its own
             folder if not given.
+        basis: A file of ``vkv.train_basis``, for codec ``tc``: the new file holds no axes
+            of its own and cannot be read without it.
         durable: Flush to the disk before returning.
         progress: Called with (bytes done, bytes in all).
 
@@ -79,7 +84,7 @@ def save(
         What was written, as ``vkv.inspect`` tells it.
 
     Raises:
-        MismatchError: ``parent`` belongs to another model (I1).
+        MismatchError: ``parent`` or ``basis`` belongs to another model (I1).
         CacheError: A cache is of an unknown class (L1), holds what no file can
             (L2), or holds another number of tokens than given (L6); or there are
             more or fewer than the model takes (L7).
@@ -102,10 +107,13 @@ def save(
         tensors={},
         metadata=header.metadata(metadata),
     )
-    if parent is None:
-        return write(path, head, plan, snapshots, tokens, durable=durable, progress=progress)
-    with open_file(parent, files=files) as file:
-        plan.descend(Parent(file, head, tokens))
+    for origin in filter(None, (s.origin for top in snapshots for s in top.walk())):
+        plan.know(t for t in origin.file.header.tensors.values() if t.role == "table" and t.file)
+    with ExitStack() as stack:
+        stack.enter_context(lent(plan, head, basis))
+        if parent is not None:
+            file = stack.enter_context(open_file(parent, files=files))
+            plan.descend(Parent(file, head, tokens))
         return write(path, head, plan, snapshots, tokens, durable=durable, progress=progress)
 
 

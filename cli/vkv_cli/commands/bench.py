@@ -10,7 +10,7 @@ import vkv
 from vkv.errors import VkvError
 from vkv_cli import text
 from vkv_cli.models import ModelChoice, load_model
-from vkv_cli.options import model_options
+from vkv_cli.options import basis_option, model_options
 from vkv_cli.progress import progress
 
 
@@ -45,6 +45,7 @@ from vkv_cli.progress import progress
     show_default=True,
     help="Runs behind each median.",
 )
+@basis_option("a row more of each setting of tc")
 @click.option("--peers", is_flag=True, help="Also mlx-lm's own files, and veloxquant-mlx.")
 @click.option(
     "-o",
@@ -60,6 +61,7 @@ def bench(
     test: int,
     codecs: str | None,
     repeat: int,
+    basis: Path | None,
     peers: bool,
     output: Path | None,
     as_json: bool,
@@ -69,10 +71,11 @@ def bench(
     The context is prefilled once. Every codec encodes, writes and loads that cache,
     and the model reads the test tokens after it; the raw cache is the zero.
     """
-    from vkv.bench import Bench, default_codecs
+    from vkv.bench import Bench, default_codecs, with_basis
     from vkv.bench.report import aligned
 
     names = codecs.split() if codecs else default_codecs()
+    names = with_basis(names) if basis else names
     words = (Path(source) if source else _bundled()).read_text(encoding="utf-8")
     model, tokenizer = load_model(choice)
     ids = tokenizer.encode(words)
@@ -83,6 +86,7 @@ def bench(
             context=context,
             test=test,
             repeat=repeat,
+            basis=basis,
             name=Path(choice.model or "").name,
             progress=report,
         )

@@ -11,6 +11,7 @@ import vkv
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import (
     CodecChoice,
+    basis_option,
     codec_options,
     files_option,
     meta_option,
@@ -28,6 +29,7 @@ from vkv_cli.written import show_written
 @click.argument("source", metavar="IN")
 @click.argument("output", metavar="OUT", type=click.Path(path_type=Path), callback=writable)
 @codec_options()
+@basis_option()
 @click.option(
     "--inline",
     is_flag=True,
@@ -42,6 +44,7 @@ def convert(
     source: str,
     output: Path,
     codecs: CodecChoice,
+    basis: Path | None,
     inline: bool,
     places: list[str] | None,
     meta: dict[str, str],
@@ -60,7 +63,7 @@ def convert(
     OUT appears whole or not at all; an existing file is replaced in one step.
     """
     if inline:
-        if codecs.given or meta or words.given or choice.model is not None:
+        if codecs.given or basis or meta or words.given or choice.model is not None:
             raise click.UsageError("--inline copies IN as it is; it takes --files alone.")
         show_written(vkv.convert(source, output, inline=True, files=places), as_json)
         return
@@ -82,6 +85,7 @@ def convert(
             codec=spec,
             metadata=meta or None,
             files=places,
+            basis=basis,
             progress=step,
             **owner,
         )

@@ -18,6 +18,7 @@ from vkv_cli.compute import Answer, Sampling, answer
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import (
     CodecChoice,
+    basis_option,
     codec_options,
     files_option,
     meta_option,
@@ -54,6 +55,7 @@ from vkv_cli.written import show_written
 )
 @files_option
 @codec_options(default="the file's own", note="For --save.")
+@basis_option("for --save")
 @meta_option
 @click.option(
     "--verbose", type=bool, default=True, show_default=True, help="Print statistics to stderr."
@@ -71,6 +73,7 @@ def generate(
     incremental: bool,
     places: list[str] | None,
     codecs: CodecChoice,
+    basis: Path | None,
     meta: dict[str, str],
     verbose: bool,
     as_json: bool,
@@ -108,6 +111,7 @@ def generate(
             metadata=metadata,
             parent=file if incremental else None,
             files=places,
+            basis=basis,
             **owner,
         )
     if as_json:

@@ -67,6 +67,8 @@ def _identity(info: Info) -> Iterator[tuple[str, str]]:
         yield "needs", printable(", ".join(head.needs))
     for key, tensors in info.files.items():
         yield "stands on", f"{key}, {tensors} tensors of it"
+    if head.tables:
+        yield "tables", f"{len(head.tables)}, for other files"
     yield "model", _model(info)
     yield "tokenizer", _tokenizer(info)
     if head.tokens:

@@ -12,6 +12,7 @@ from vkv_cli import compute
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import (
     CodecChoice,
+    basis_option,
     codec_options,
     meta_option,
     model_options,
@@ -30,6 +31,7 @@ from vkv_cli.written import show_written
 @word_options()
 @output_option("-o", "--output", "--prompt-cache-file", "output")
 @codec_options()
+@basis_option()
 @meta_option
 @click.option("--max-kv-size", type=click.IntRange(1), help="Keep only this many last tokens.")
 @click.option("--kv-bits", type=int, help="Quantize the live cache too, with mlx-lm's own class.")
@@ -49,6 +51,7 @@ def save(
     words: Words,
     output: Path,
     codecs: CodecChoice,
+    basis: Path | None,
     meta: dict[str, str],
     as_json: bool,
     **prefill: Any,
@@ -70,6 +73,6 @@ def save(
     with progress(f"writing {output.name}", unit="bytes") as step:
         info = vkv.save(
             output, cache, tokens=tokens, model=model, tokenizer=tokenizer, codec=spec,
-            metadata=choice.metadata() | words.metadata() | meta, progress=step,
+            basis=basis, metadata=choice.metadata() | words.metadata() | meta, progress=step,
         )  # fmt: skip
     show_written(info, as_json)
