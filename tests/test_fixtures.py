@@ -108,7 +108,15 @@ def test_good_decodes_as_it_did_when_it_was_written(case):
             assert float(rms) == pytest.approx(want["rms"], abs=1e-5)
 
 
-@each(GOOD)
+@each([c for c in GOOD if "tables" in c])
+def test_tables_are_no_cache(case):
+    assert sorted(vkv.inspect(path(case)).header.tables) == case["tables"]
+    with pytest.raises(errors.CacheError) as caught:
+        vkv.load(path(case))
+    assert caught.value.rule == "L9"
+
+
+@each([c for c in GOOD if "tables" not in c])
 def test_good_loads_as_live_caches(case):
     prompt = vkv.load(path(case))
     assert len(prompt.cache) == sum("children" not in at for at in case["layers"])

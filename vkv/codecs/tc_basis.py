@@ -15,6 +15,7 @@ Row ``j`` of group ``g`` is its integers times its scale.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
@@ -56,8 +57,12 @@ class Basis:
         return head + tc_entropy.pack([flat[a:b] for a, b in _chunks(*flat.shape)])
 
 
+@lru_cache(maxsize=2)
 def load(data: bytes, heads: int, dim: int) -> Basis:
     """Read a basis for ``heads`` KV heads of ``dim`` channels.
+
+    The last two are remembered: a tensor's is read to be checked and to be used, and
+    hundreds of segments may share one.
 
     Raises:
         CodecError: Its sizes do not fit (T20, T21), a scale is not finite (T22), or its
