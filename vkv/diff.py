@@ -179,6 +179,14 @@ def _identity(found: Diff, a: Document, b: Document) -> None:
     for key in sorted(a.header.metadata.keys() | b.header.metadata.keys()):
         found.add(f"metadata.{key}", a.header.metadata.get(key), b.header.metadata.get(key))
 
+    for name in sorted(a.header.tables.keys() | b.header.tables.keys()):
+        found.add(f"tables.{name}", _table(a.header, name), _table(b.header, name))
+
+
+def _table(head: Header, name: str) -> bytes | None:
+    """Digest of a table that a file offers."""
+    return head.tensors[head.tables[name]].digest if name in head.tables else None
+
 
 def _tokens(found: Diff, a: Document, b: Document) -> None:
     x, y = a.tokens(), b.tokens()

@@ -91,6 +91,13 @@ def test_the_same_texts_give_the_same_bytes(basis, tmp_path):
     assert (tmp_path / "again.vkv").read_bytes() == basis.read_bytes()
 
 
+def test_two_are_told_apart(basis, tmp_path):
+    train(tmp_path / "other.vkv", OTHER)
+    found = [d.at for d in vkv.diff(basis, tmp_path / "other.vkv").differences]
+    assert [at for at in found if at.startswith("tables")] == [f"tables.{name}" for name in NAMES]
+    assert vkv.diff(basis, basis).same
+
+
 def test_progress_counts_tokens(tmp_path):
     seen: list[tuple[int, int]] = []
     train(tmp_path / "a.vkv", progress=lambda *at: seen.append(at))
