@@ -201,7 +201,9 @@ def _synthesis(
     # on a CPU NumPy multiplies 20 times as fast as MLX, and the integers are there already
     lib: Any = np if mx.default_device() == mx.Device(mx.cpu) else mx
     groups, count, columns = basis.ints.shape
-    rows = basis.rows.reshape(-1, columns)[order] * gain[:, None]
+    # of the rows in use alone: a segment of few tokens may share a large basis
+    scale = basis.scale.reshape(-1)[order] * gain
+    rows = basis.ints.reshape(-1, columns)[order] * scale[:, None]
     y = lib.array(q).astype(lib.float32)
     if groups == 1:
         pairs = [(y, part) for part in np.split(rows, heads, axis=1)]
