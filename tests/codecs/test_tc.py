@@ -170,7 +170,7 @@ def test_coarse_axes_cost_no_accuracy():
     own = tc_basis.fit(tc_basis.candidates(z, 2, "joint")[0], step, 8192)
     assert np.abs(own.ints).max() < 64  # 7 bits and less
     assert own.ints.shape[1] == 32
-    fine = tc_basis.quantized(tc_basis.principal(tc_basis.covariance(z))[1][None].astype("f4"))
+    fine = tc_rate.quantized(tc_basis.principal(tc_basis.covariance(z))[1][None].astype("f4"))
     both = [error(Tc(step=step), x, tc_basis.array(b)) for b in (own, fine)]
     assert both[0] < 1.05 * both[1]
 

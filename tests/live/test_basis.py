@@ -221,6 +221,15 @@ def test_a_grown_cache_goes_on_referring(folder):
             assert mx.array_equal(x[..., :600, :], y[..., :600, :])
 
 
+def test_a_packed_cache_holds_its_axes_and_refers_to_them_where_it_can(folder):
+    save(folder / "a.vkv", caches(), folder / "any.vkv")
+    packed = vkv.load(folder / "a.vkv", live="packed").cache
+    for name, basis, files in (("b", None, 0), ("c", folder / "any.vkv", 1)):
+        info = save(folder / f"{name}.vkv", packed, basis)
+        assert len(info.files) == files
+        assert same(arrays(folder / f"{name}.vkv"), arrays(folder / "a.vkv"))
+
+
 def test_beside_a_parent(folder):
     ids = text(9, 600)
     cache = caches()

@@ -32,8 +32,6 @@ HEAD = 12
 FREE, PER_BYTE = 1 << 22, 1 << 6
 #: Step of a row's integers in units of its root mean square: coarser ones are not independent.
 COARSEST = 0.5
-#: Part of a metric that is made even: fit to few tokens, its small axes are noise.
-EVEN = 0.5
 #: Most components in one decomposition: its time grows with the cube (2,048: some 3 s).
 MAX_COMPONENTS = 2048
 
@@ -204,35 +202,6 @@ def analysis(rows: F32) -> F32:
     empty = np.diag(gram) == 0
     gram[empty, empty] = 1
     return np.asarray(np.linalg.solve(gram, wide).T, np.float32)
-
-
-def train(moments: F64, cost: F64 | float) -> tuple[F32, float]:
-    """Rows (n, n) for other tokens of the same tensor, and its deviation.
-
-    Args:
-        moments: Second moments (n, n) of tokens about their mean.
-        cost: What a squared error costs, (n, n), positive semidefinite; or one number,
-            of an error of the tensor's deviation.
-
-    One step of every component then costs the same, in every tensor.
-    """
-    size = len(moments)
-    deviation = float(np.sqrt(np.trace(moments) / size)) or 1.0
-    if isinstance(cost, float):
-        weight, root, inverse = cost / deviation**2, np.eye(size), np.eye(size)
-    else:
-        weight = float(np.trace(cost)) / size or 1e-300
-        values, vectors = np.linalg.eigh((1 - EVEN) * cost / weight + EVEN * np.eye(size))
-        root = (vectors * np.sqrt(values)) @ vectors.T
-        inverse = (vectors / np.sqrt(values)) @ vectors.T
-    _, axes = principal(root @ moments @ root)
-    return (axes @ inverse / np.sqrt(weight)).astype(np.float32), deviation
-
-
-def quantized(rows: F32) -> Basis:
-    """Rows (G, R, n) in 8 bits, a scale a row."""
-    scale = np.maximum(np.abs(rows).max(-1), np.float32(1e-30)) / np.float32(127)
-    return Basis(np.rint(rows / scale[..., None]).astype(np.int16), scale)
 
 
 def raw(part: mx.array) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from vkv.codecs import tc_basis
 from vkv.codecs.base import NAMES, Piece, Planned
 from vkv.codecs.raw import Raw
-from vkv.codecs.tc_basis import F64
+from vkv.codecs.tc_basis import F32, F64, Basis
 from vkv.codecs.tc_blocks import centred, deviation
 from vkv.codecs.tc_coder import Coded, Coder, solve
 from vkv.document import MAX_EXPANSION
@@ -21,6 +21,8 @@ from vkv.document import MAX_EXPANSION
 if TYPE_CHECKING:
     from vkv.codecs.tc import Tc
 
+#: Part of a metric that is made even: fit to few tokens, its small axes are noise.
+EVEN = 0.5
 #: Exponents of the weights below.
 CONTENT_KEYS, CONTENT_VALUES, DEPTH, VALUES = 3.1, 2.5, 5.0, 2.5
 
@@ -132,8 +134,37 @@ def train_basis(moments: Sequence[F64], costs: Sequence[F64 | float]) -> list[mx
 
     One ``step`` for all tensors is then right, and about the deviation of a mean one.
     """
-    trained = [tc_basis.train(m, cost) for m, cost in zip(moments, costs, strict=True)]
+    trained = [_train(m, cost) for m, cost in zip(moments, costs, strict=True)]
     # rows of a mean tensor have the size of its deviation
     norms = [np.log(np.sqrt(np.square(r).sum(-1)).mean() / d) for r, d in trained]
     common = np.exp(-np.mean(norms)).astype(np.float32)
-    return [tc_basis.array(tc_basis.quantized(rows[None] * common)) for rows, _ in trained]
+    return [tc_basis.array(quantized(rows[None] * common)) for rows, _ in trained]
+
+
+def _train(moments: F64, cost: F64 | float) -> tuple[F32, float]:
+    """Rows (n, n) for other tokens of the same tensor, and its deviation.
+
+    Args:
+        moments: Second moments (n, n) of tokens about their mean.
+        cost: What a squared error costs, (n, n), positive semidefinite; or one number,
+            of an error of the tensor's deviation.
+
+    One step of every component then costs the same, in every tensor.
+    """
+    size = len(moments)
+    deviation = float(np.sqrt(np.trace(moments) / size)) or 1.0
+    if isinstance(cost, float):
+        weight, root, inverse = cost / deviation**2, np.eye(size), np.eye(size)
+    else:
+        weight = float(np.trace(cost)) / size or 1e-300
+        values, vectors = np.linalg.eigh((1 - EVEN) * cost / weight + EVEN * np.eye(size))
+        root = (vectors * np.sqrt(values)) @ vectors.T
+        inverse = (vectors / np.sqrt(values)) @ vectors.T
+    _, axes = tc_basis.principal(root @ moments @ root)
+    return (axes @ inverse / np.sqrt(weight)).astype(np.float32), deviation
+
+
+def quantized(rows: F32) -> Basis:
+    """Rows (G, R, n) in 8 bits, a scale a row."""
+    scale = np.maximum(np.abs(rows).max(-1), np.float32(1e-30)) / np.float32(127)
+    return Basis(np.rint(rows / scale[..., None]).astype(np.int16), scale)
