@@ -17,6 +17,7 @@ from vkv.codecs.tc_basis import F64
 from vkv.errors import VkvError
 from vkv.header import Header
 from vkv.info import Info
+from vkv.live.decode import positions
 from vkv.live.draft import TensorDraft, draft
 from vkv.live.fisher import gradients
 from vkv.live.kinds import Snapshot, take
@@ -131,7 +132,8 @@ class Training:
         for at in range(0, self._probe, BACKWARD):
             step = probes[at : at + BACKWARD]
             if not self._reason:
-                self._weigh(model, [take(c) for c in cache], step, seed * self._probe + at)
+                snapshots = [take(c) for c in cache]
+                self._weigh(model, snapshots, step, len(context), seed * self._probe + at)
                 mx.eval(model(mx.array([step]), cache=cache))
             yield len(step)
 
@@ -143,8 +145,14 @@ class Training:
             self._moments[path] = self._moments.get(path, 0.0) + tc_basis.covariance(z)
             self._weights.setdefault(path, []).append(weight)
 
-    def _weigh(self, model: Any, snapshots: list[Snapshot], step: list[int], seed: int) -> None:
-        """Add what the gradients of a few tokens say."""
+    def _weigh(
+        self, model: Any, snapshots: list[Snapshot], step: list[int], context: int, seed: int
+    ) -> None:
+        """Add what the gradients of a few tokens say.
+
+        By tokens of the context alone: the probe's own are near to those that follow, and
+        would weigh as if all that is read of a cache were its end.
+        """
         drafts = _drafts(self._plan, snapshots)
         try:
             found = gradients(model, snapshots, list(drafts), step, seed)
@@ -152,7 +160,8 @@ class Training:
             self._reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             return
         for path, (piece, tensor) in drafts.items():
-            g = tc_blocks.flat(_pulled(tensor, found[path])[..., piece.start :, :])
+            g = tc_blocks.flat(_pulled(tensor, found[path]))
+            g = g[_between(tensor, piece.start, context)]
             self._fisher[path] = self._fisher.get(path, 0.0) + (g.T @ g).astype(np.float64)
 
     def tables(self) -> dict[str, mx.array]:
@@ -198,6 +207,12 @@ def _drafts(plan: Plan, snapshots: Sequence[Snapshot]) -> dict[str, tuple[Piece,
                     piece = Piece(i + place, tensor.name != "values", x[..., lead:, :], lead)
                     found[tensor.path] = piece, tensor
     return found
+
+
+def _between(tensor: TensorDraft, first: int, stop: int) -> list[int]:
+    """Rows of a tensor whose tokens stand at these positions."""
+    where = positions(tensor.layer, tensor.value.shape[-2])
+    return [row for row, position in enumerate(where) if first <= position < stop]
 
 
 def _pulled(tensor: TensorDraft, gradient: mx.array) -> mx.array:
