@@ -15,7 +15,7 @@ import vkv
 from fixtures.models import tiny
 from vkv.errors import CacheError, MismatchError, MissingFileError, VkvError
 from vkv.header import Layer, Rope
-from vkv.live.basis import _pulled
+from vkv.live.basis import _between, _pulled
 from vkv.live.draft import TensorDraft
 from vkv.live.kinds import Value
 from vkv.live.plan import Plan
@@ -167,6 +167,23 @@ def test_gradients_by_keys_before_their_rope():
     )
     want = mx.grad(lambda k: (after * rotate(k, rope, range(20))).sum())(keys)
     assert mx.allclose(_pulled(tensor, after), want, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scalars", "rows", "want"),
+    [
+        ("kv", {"offset": 20}, 20, list(range(4, 15))),
+        # a ring of 8 that holds the sinks 0, 1 and the positions 18, 19, 14 to 17
+        ("rotating", {"offset": 20, "keep": 2, "max_size": 8, "idx": 4}, 8, [4]),
+        ("chunked", {"offset": 20, "chunk_size": 16, "start": 12}, 8, [0, 1, 2]),
+    ],
+)
+def test_what_follows_the_context_is_left_out(kind, scalars, rows, want):
+    keys = mx.zeros((1, 1, rows, 4))
+    value = Value(keys.shape, keys.dtype, keys)
+    plan, layer = Plan(wish("tc")), Layer(kind=kind, scalars=scalars)
+    tensor = TensorDraft(plan, layer, "keys", value, "layers.0.keys", None, False, None)
+    assert _between(tensor, 4, 15) == want
 
 
 # --- files that stand on it ---
