@@ -50,8 +50,9 @@ def test_every_row_of_the_table_is_a_command(name):
 
 def test_help_lists_every_command(run):
     out = run("--help").out
+    width = max(map(len, entry.COMMANDS))
     for name, (_, line) in entry.COMMANDS.items():
-        assert f"  {name:<8}  {line}\n" in out
+        assert f"  {name:<{width}}  {line}\n" in out
 
 
 def test_version(run):
