@@ -42,7 +42,7 @@ class Accounting:
         size: Bytes of the file.
         roles: Role -> bytes, over ``ROWS``; ``header`` is framing plus header.
         groups: Tensor name (``keys``, ``values`` …) -> its own account.
-        shared: Bytes that several groups use (a codebook).
+        shared: Bytes that several groups use (a codebook), or that are for other files.
         elements: Cached elements in the file.
         elsewhere: Bytes of other files that this one stands on; in no other number here.
     """
@@ -85,7 +85,8 @@ def account(document: Document) -> Accounting:
         for part in segment.parts.values():
             users.setdefault(part, set()).add(name)
     own: dict[str, Counter[str]] = {name: Counter() for name in elements}
-    shared = elsewhere = 0
+    offered = set(document.header.tables.values()) - users.keys()
+    shared, elsewhere = sum(stored[name].nbytes for name in offered), 0
     for part, (first, *others) in users.items():
         info = stored[part]
         if info.file is not None:

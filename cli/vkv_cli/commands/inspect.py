@@ -128,7 +128,8 @@ def _account(account: Accounting) -> Iterator[str]:
     table.append(("ratio to fp16", *(f"{16 / x:.2f}" if x else "" for x in bits)))
     yield from text.table(table, right=range(1, len(table[0])))
     if account.shared:
-        yield f'{account.shared:,} bytes are shared between tensors and count under "all" alone'
+        whose = "shared between tensors" if account.elements else "for other files"
+        yield f'{account.shared:,} bytes are {whose} and count under "all" alone'
     if account.elsewhere:
         yield f"{account.elsewhere:,} bytes stand in other files and are not counted here"
     if account.adds_up:
