@@ -313,6 +313,17 @@ def test_rates_stay_above_what_a_reader_refuses(bits):
         Tc().validate(parts, x.shape)
 
 
+def test_rates_of_tensors_that_matter_little_stay_above_it_too():
+    """In a basis that knows it: their components are far below any step."""
+    tables = tc_rate.train_basis([MOMENTS, MOMENTS], [1.0, 1e-8])
+    x = correlated(1, 2, 4000, 16)
+    todo = [Piece(0, False, x, basis=table) for table in tables]
+    for planned in tc_rate.plan(todo, Tc(bits=1.0)):
+        assert planned.codec.id == "tc"
+        own = sum(a.nbytes for n, a in planned.parts.items() if n != "basis")
+        assert 64 * own >= x[:, :, 4:].size
+
+
 def test_a_tensor_of_one_value_is_left_raw_where_a_reader_would_refuse_it():
     todo = [Piece(0, True, mx.ones((1, 4, 5000, 64))), Piece(0, False, correlated(1, 4, 500, 64))]
     first, second = tc_rate.plan(todo, Tc(bits=8.0))

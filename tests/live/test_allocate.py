@@ -167,7 +167,7 @@ def test_zeros_are_left_raw(tmp_path):
     cache = KVCache()
     cache.update_and_fetch(mx.zeros((1, 2, 5000, 32)), rows(1, 5000).astype(mx.float32))
     info = save(tmp_path / "a.vkv", [cache], model=None)
-    assert info.notes == ["0 keys: asked for tc:bits=3, stored raw: the values are all the same"]
+    assert info.notes == ["0 keys: asked for tc:bits=3, stored raw: its values are all the same"]
     assert not vkv.load(tmp_path / "a.vkv").cache[0].keys.any()
 
 

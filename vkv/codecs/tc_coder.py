@@ -19,8 +19,8 @@ FINEST, COARSEST = 2.0**-10, 2.0**5
 #: How far below the target a search may end, and its most trials.
 SLACK, TRIALS = 0.005, 8
 #: A finer step is tried so often where too few bytes are left (H10).
-FINER, TRIES = 0.8, 24
-#: Coarser ones leave nothing.
+FINER, TRIES = 0.8, 48
+#: Coarser ones, in deviations of the largest component, leave nothing.
 EMPTY = 4.0
 
 
@@ -61,6 +61,8 @@ class Coder:
             self._spectra = [np.concatenate(a.variance) for a in self._axes]
         else:
             self._spectra = [tc_basis.projected(z, self._given)]
+        top = max(float(spectrum.max(initial=0)) for spectrum in self._spectra)
+        self._empty = EMPTY * top**0.5 / self._unit
 
     def estimate(self, step: float) -> float:
         """Bits that a step takes, nearly, from the variances alone."""
@@ -77,11 +79,15 @@ class Coder:
         """
         coded = self._code(step)
         for _ in range(TRIES):
-            own = coded.nbytes - coded.parts["basis"].nbytes
-            if self.constant or own * MAX_EXPANSION >= self._x.size:
+            if self.constant or self.enough(coded):
                 break
-            coded = self._code(min(coded.step, EMPTY) * FINER)
+            coded = self._code(min(coded.step, self._empty) * FINER)
         return coded
+
+    def enough(self, coded: Coded) -> bool:
+        """Whether a reader takes so few bytes for the tensor (H10)."""
+        own = coded.nbytes - coded.parts["basis"].nbytes
+        return own * MAX_EXPANSION >= self._x.size
 
     @property
     def lent(self) -> int:

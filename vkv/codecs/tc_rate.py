@@ -16,7 +16,6 @@ from vkv.codecs.raw import Raw
 from vkv.codecs.tc_basis import F32, F64, Basis
 from vkv.codecs.tc_blocks import centred, deviation
 from vkv.codecs.tc_coder import Coded, Coder, solve
-from vkv.document import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from vkv.codecs.tc import Tc
@@ -109,9 +108,9 @@ def _readable(step: float) -> float:
 
 
 def _planned(codec: Tc, piece: Piece, coder: Coder, coded: Coded) -> Planned:
-    own = coded.nbytes - coded.parts["basis"].nbytes
-    if own * MAX_EXPANSION < piece.x.size:
-        return Planned(Raw(dtype=NAMES[piece.x.dtype]), None, "the values are all the same")
+    if not coder.enough(coded):
+        note = "its values are all the same" if coder.constant else "next to nothing is left of it"
+        return Planned(Raw(dtype=NAMES[piece.x.dtype]), None, note)
     step = _readable(coded.step)
     pre_rope = codec.pre_rope and piece.keys
     return Planned(replace(codec, bits=0.0, step=step, pre_rope=pre_rope), coded.parts)
