@@ -10,7 +10,7 @@ from typing import Any
 
 from vkv.document import Document, open_document
 from vkv.elsewhere import Files, Place
-from vkv.header import Header, Layer, walk
+from vkv.header import Header, Layer, files, walk
 from vkv.info import describe
 from vkv.live.form import check_layers
 
@@ -150,6 +150,8 @@ def diff(
         found = Diff(os.fspath(a), os.fspath(b))
         _identity(found, first, second)
         _layers(found, first.header, second.header)
+        if found.same:  # the same in all that is told apart here, but for names and tables
+            found.add("id", first.id, second.id)
         if deep:
             check_layers(first.header)
             check_layers(second.header)
@@ -163,7 +165,13 @@ def _text(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
+def _files(head: Header) -> str | None:
+    """The ids of other files, shortened; what is in them is compared by digest."""
+    return ", ".join(sorted(key.hex()[:16] for key in files(head))) or None
+
+
 def _identity(found: Diff, a: Document, b: Document) -> None:
+    found.add("stands on", _files(a.header), _files(b.header))
     for name in ("version", "producer", "created"):
         found.add(name, getattr(a.header, name), getattr(b.header, name))
     for owner, fields in (

@@ -101,7 +101,11 @@ class MissingFileError(VkvError):
     def __init__(self, id: str, places: list[str], *, at: str | None = None):  # noqa: A002
         self.id, self.places = id, places
         where = ", ".join(places) if places else "no place was given"
-        super().__init__(f"stands on file {id}, which is not in {where}", rule="H12", at=at)
+        super().__init__(
+            f"stands on file {id}, which is not in {where}; files= (--files) says where it is",
+            rule="H12",
+            at=at,
+        )
 
 
 class MismatchError(VkvError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -15,11 +17,19 @@ from vkv.errors import VkvError
 from vkv_cli.progress import progress
 
 
+def step_size(asked: int | None) -> int:
+    """Prompt tokens at a time. Between steps Ctrl-C is heard and progress shown."""
+    import mlx.core as mx
+
+    return asked or (256 if mx.default_device() == mx.Device(mx.cpu) else 2048)
+
+
 def prefill(
     model: Any,
     tokens: list[int],
     *,
     max_kv_size: int | None = None,
+    prefill_step_size: int | None = None,
     **options: Any,
 ) -> list[Any]:
     """Compute the cache of ``tokens``, as ``mlx_lm.cache_prompt`` does.
@@ -28,6 +38,7 @@ def prefill(
         model: The model.
         tokens: The prompt.
         max_kv_size: Keep only so many last tokens.
+        prefill_step_size: As ``step_size`` takes it.
         options: Passed on to ``mlx_lm.generate.generate_step``.
 
     Raises:
@@ -49,6 +60,7 @@ def prefill(
             max_tokens=0,
             prompt_cache=cache,
             prompt_progress_callback=step,
+            prefill_step_size=step_size(prefill_step_size),
             **options,
         )
         try:
@@ -69,14 +81,14 @@ class Sampling:
         temp: 0 takes the most likely one.
         top_p: Sample from the smallest set whose probabilities add up to this.
         seed: For the random numbers.
-        prefill_step_size: Prompt tokens to process at a time.
+        prefill_step_size: As ``step_size`` takes it.
     """
 
     max_tokens: int
     temp: float
     top_p: float
     seed: int | None
-    prefill_step_size: int
+    prefill_step_size: int | None = None
 
 
 @dataclass(slots=True)
@@ -141,13 +153,23 @@ def answer(
         found.tokens.append(response.token)
         found.text += response.text
         if echo and response.text:
-            click.echo(response.text, nl=False)
+            echo = _said(response.text)
     spent = time.perf_counter() - start - found.seconds
     found.rate = (len(found.tokens) - 1) / spent if spent > 0 else 0.0
     found.finish = response.finish_reason
     if echo:
-        click.echo()
+        _said("\n")
     return found
+
+
+def _said(words: str) -> bool:
+    """Print; whether anybody reads on. The answer is computed, and saved, all the same."""
+    try:
+        click.echo(words, nl=False)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # what is buffered has no reader
+        return False
+    return True
 
 
 def _stream(
@@ -163,7 +185,7 @@ def _stream(
         responses = stream_generate(
             model, tokenizer, rest, max_tokens=sampling.max_tokens, prompt_cache=cache,
             sampler=make_sampler(sampling.temp, sampling.top_p), prompt_progress_callback=step,
-            prefill_step_size=sampling.prefill_step_size,
+            prefill_step_size=step_size(sampling.prefill_step_size),
         )  # fmt: skip
         first = next(responses)
     yield first

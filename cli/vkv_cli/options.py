@@ -131,9 +131,7 @@ def _not_zero(_: click.Context, param: click.Parameter, value: int) -> int:
 prefill_step_size = click.option(
     "--prefill-step-size",
     type=click.IntRange(1),
-    default=2048,
-    show_default=True,
-    help="Prompt tokens to process at a time.",
+    help="Prompt tokens to process at a time.  [default: 2048; 256 on a CPU]",
 )
 
 _FILE = click.Path(dir_okay=False, path_type=Path)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
+import sys
 
 import mlx.core as mx
 import mlx_lm
@@ -273,3 +276,64 @@ def test_an_empty_prompt_is_refused(run, saved, prompt):
     ran = run("generate", saved, "-p", prompt)
     assert (ran.status, ran.out) == (1, "")
     assert ran.err == "vkv: error: --prompt: an empty prompt: there is nothing to compute\n"
+
+
+def saved_chat(run, model, path, *args):
+    ran = run("save", "--model", model, "--system-prompt", SYSTEM * 8, "-o", path, *args)
+    assert ran.status == 0, ran.err
+    return path
+
+
+def go_on(run, model, path, *args):
+    return run("generate", path, "--model", model, "-p", QUESTION, "-m", 4, *args)
+
+
+def test_an_incremental_file_holds_what_is_new_and_says_what_it_stands_on(run, model, tmp_path):
+    chat = saved_chat(run, model, tmp_path / "chat.vkv")
+    ran = go_on(run, model, chat, "--save", tmp_path / "turn.vkv", "--incremental")
+    assert ran.status == 0, ran.err
+    assert "bytes in other files" in ran.err
+    assert list(vkv.inspect(tmp_path / "turn.vkv").files) == [vkv.inspect(chat).id]
+    ran = go_on(run, model, tmp_path / "turn.vkv", "--save", chat, "--incremental")
+    assert ran.status == 1
+    assert "[L10]" in ran.err
+    assert vkv.validate(tmp_path / "turn.vkv", deep=True).ok
+
+
+def test_an_incremental_file_that_shares_nothing_says_so(run, model, tmp_path):
+    chat = saved_chat(run, model, tmp_path / "chat.vkv")
+    ran = go_on(run, model, chat, "--save", tmp_path / "b.vkv", "--incremental",
+                "--codec", "affine:bits=8,group=32")  # fmt: skip
+    assert ran.status == 0, ran.err
+    assert "is whole" in ran.err
+    assert not vkv.inspect(tmp_path / "b.vkv").files
+
+
+@pytest.mark.parametrize("args", [["--incremental"], ["--codec", "raw"], ["--meta", "a=b"]])
+def test_what_is_for_save_needs_it(run, model, tmp_path, args):
+    ran = go_on(run, model, saved_chat(run, model, tmp_path / "chat.vkv"), *args)
+    assert ran.status == 2
+    assert "--save" in ran.err
+
+
+def test_trouble_while_loading_names_the_file(run, model, tmp_path):
+    chat = saved_chat(run, model, tmp_path / "chat.vkv")
+    data = bytearray(chat.read_bytes())
+    data[-1] ^= 1
+    chat.write_bytes(data)
+    ran = go_on(run, model, chat)
+    assert ran.status == 1
+    assert ran.err.startswith(f"vkv: error: {chat}")
+
+
+def test_the_answer_is_saved_though_nobody_reads_it(model, run, tmp_path):
+    chat = saved_chat(run, model, tmp_path / "chat.vkv")
+    code = "import sys; from vkv_cli.main import main; sys.exit(main())"
+    args = ["generate", chat, "--model", model, "-p", QUESTION, "-m", "6", "--save",
+            tmp_path / "b.vkv"]  # fmt: skip
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code, *map(str, args)], stdout=write, check=False)
+    os.close(write)
+    assert done.returncode == 0
+    assert vkv.inspect(tmp_path / "b.vkv").tokens > vkv.inspect(chat).tokens

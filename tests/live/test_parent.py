@@ -17,7 +17,7 @@ import vkv
 from fixtures.models import tiny
 from vkv import container, header
 from vkv.document import open_document
-from vkv.errors import DigestError, HeaderError, MismatchError, MissingFileError
+from vkv.errors import CacheError, DigestError, HeaderError, MismatchError, MissingFileError
 
 CODECS = ["raw", "affine:bits=4", "nsnquant:bits=2", "kvquant:bits=3", "tc:step=0.5"]
 
@@ -208,3 +208,23 @@ def test_a_parent_of_another_model_is_refused(tmp_path):
         vkv.save(tmp_path / "b.vkv", caches[1], tokens=ids, model=second,
                  parent=tmp_path / "a.vkv")  # fmt: skip
     assert not (tmp_path / "b.vkv").exists()
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_a_file_does_not_take_the_place_of_one_it_stands_on(tmp_path, base):
+    cache = chain(tmp_path, "affine:bits=4", turns=2)
+    before = (tmp_path / f"{base}.vkv").read_bytes()
+    for layer in cache:
+        grow(layer, 70, 99)
+    with pytest.raises(CacheError) as caught:
+        save(tmp_path / f"{base}.vkv", cache, 440, codec="affine:bits=4",
+             parent=tmp_path / "1.vkv")  # fmt: skip
+    assert caught.value.rule == "L10"
+    assert (tmp_path / f"{base}.vkv").read_bytes() == before
+
+
+def test_a_codebook_alone_is_not_worth_a_second_file(tmp_path):
+    cache = chain(tmp_path, "nsnquant:bits=2", turns=1)
+    other = vkv.save(tmp_path / "b.vkv", cache, tokens=range(5, 305), codec="nsnquant:bits=2",
+                     parent=tmp_path / "0.vkv")  # fmt: skip
+    assert not other.files

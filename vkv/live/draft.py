@@ -137,6 +137,7 @@ class TensorDraft:
         held = parent.held(at, self.layer.kind, self.name, x, self._chosen(x))
         if not held or len(held) > self.plan.most_segments:
             return [], None
+        self.plan.know(parent.tables())  # not worth a second file on their own
         self.start = sum(h.segment.tokens or self.value.shape[-2] for h in held)
         goes_on = hasattr(self.choice.codec, "encode_with") and self.start < x.shape[-2]
         return held, parent.kept(held[-1], x.shape) if goes_on else None

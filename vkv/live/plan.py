@@ -116,11 +116,6 @@ class Plan:
         name = self.basis.header.tables.get(f"{path}.basis")
         return None if name is None else self.basis.array(name)
 
-    def descend(self, parent: Parent) -> None:
-        """Refer to what ``parent`` holds."""
-        self.parent = parent
-        self.know(parent.tables())
-
     def know(self, tables: Iterable[Stored]) -> None:
         """Refer to these tables of other files where the same ones are wanted."""
         self.known |= {(t.dtype, t.shape, t.digest): t for t in tables}

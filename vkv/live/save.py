@@ -11,7 +11,7 @@ import vkv._version
 from vkv import codecs, container, header, identity
 from vkv.atomic import replacing
 from vkv.container import FileSource
-from vkv.document import Document
+from vkv.document import Document, open_document
 from vkv.elsewhere import Place
 from vkv.errors import CacheError, VkvError
 from vkv.file import open_file
@@ -69,10 +69,10 @@ def save(
         created: A time stamp of the caller's; none by default, so that equal
             caches give equal bytes.
         reencode: Encode every token anew, also those that came from a lossy file.
-        parent: A file that this cache grew from. What it holds of the leading tokens
-            both share is referred to by its id, not written again: the new file
-            cannot be read without it. Codes of ``codec`` are taken as they are there,
-            raw rows where they are equal bit for bit.
+        parent: A file that this cache grew from, and not ``path``. What it holds of the
+            leading tokens both share is referred to by its id, not written again: the new
+            file cannot be read without it. Codes of ``codec`` are taken as they are there,
+            raw rows where they are equal bit for bit. ``Info.files`` says what it came to.
         files: Where the files are found that ``parent`` stands on itself; its own
             folder if not given.
         basis: A file of ``vkv.train_basis``, for codec ``tc``: the new file holds no axes
@@ -87,7 +87,8 @@ def save(
         MismatchError: ``parent`` or ``basis`` belongs to another model (I1).
         CacheError: A cache is of an unknown class (L1), holds what no file can
             (L2), or holds another number of tokens than given (L6); or there are
-            more or fewer than the model takes (L7).
+            more or fewer than the model takes (L7); or ``path`` is a file that the new
+            one would stand on (L10).
         CodecError, UnknownCodecError: ``codec`` is refused.
         OSError: The file cannot be written; what stood there is untouched.
     """
@@ -113,7 +114,7 @@ def save(
         stack.enter_context(lent(plan, head, basis))
         if parent is not None:
             file = stack.enter_context(open_file(parent, files=files))
-            plan.descend(Parent(file, head, tokens))
+            plan.parent = Parent(file, head, tokens)
         return write(path, head, plan, snapshots, tokens, durable=durable, progress=progress)
 
 
@@ -147,6 +148,7 @@ def write(
     """
     head = _with_tokens(head, plan, tokens)
     add_layers(plan, snapshots, _fixed(head, plan))
+    _check_target(path, plan)
     head = header.replace(
         head, layers=tuple(plan.layers), ropes=tuple(plan.ropes), needs=_needs(plan)
     )
@@ -158,6 +160,24 @@ def write(
         with Document(FileSource(fd), os.fspath(path)) as document:
             info = of_document(document)
     return info
+
+
+def _check_target(path: str | os.PathLike[str], plan: Plan) -> None:
+    """A file must not take the place of one that it stands on (L10)."""
+    bases = {other.file.hex() for other in plan.elsewhere.values() if other.file is not None}
+    if not bases or not os.path.isfile(path):
+        return
+    try:
+        with open_document(path) as document:
+            there = document.id
+    except VkvError:
+        return  # no vkv file
+    if there in bases:
+        raise CacheError(
+            "the new file would stand on the one it replaces; save it under another name, or whole",
+            rule="L10",
+            at=os.fspath(path),
+        )
 
 
 def _take(cache: Any, index: int) -> Snapshot:

@@ -144,7 +144,7 @@ def _in_this_process(
 
 
 def _sampling(max_tokens: int) -> Sampling:
-    return Sampling(max_tokens, temp=0.0, top_p=1.0, seed=None, prefill_step_size=2048)
+    return Sampling(max_tokens, temp=0.0, top_p=1.0, seed=None)
 
 
 def _in_a_new_process(info: Info, max_tokens: int) -> Attempt:

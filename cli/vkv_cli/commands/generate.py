@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import click
 
 import vkv
+from vkv.errors import VkvError
 from vkv.info import Info
 from vkv.live import chat
 from vkv.live.prompt import Prompt
@@ -84,11 +86,11 @@ def generate(
     open, and else is the next message; the chat template is applied as in
     mlx_lm.generate. The answer streams to stdout.
 
-    With --save the file, the prompt and the answer are saved together: what came
-    from FILE keeps its bytes, --codec is for what is new.
+    With --save the file, the prompt and the answer are saved together. Codes of FILE
+    stay as they are; --codec is for what is new, and for what FILE holds raw.
     """
-    if incremental and (save is None or (save.exists() and save.samefile(file))):
-        raise click.UsageError("--incremental needs --save to another file.")
+    if save is None and (incremental or codecs.given or basis or meta):
+        raise click.UsageError("--incremental, --codec, --basis and --meta are for --save.")
     info = vkv.inspect(file)
     spec = codecs.spec(info.codecs)
     choice = choice.completed(info.metadata)
@@ -114,6 +116,10 @@ def generate(
             basis=basis,
             **owner,
         )
+        if incremental and not saved.files:
+            warnings.warn(
+                f"{file} holds no leading tokens in {spec}: {save} is whole", stacklevel=1
+            )
     if as_json:
         extra = {"seconds_to_read": reading, "saved": saved and saved.to_dict()}
         text.echo_json(found.to_dict() | extra)
@@ -125,7 +131,10 @@ def _read(file: str, **options: Any) -> tuple[Prompt, float]:
     """The loaded prompt, and the seconds it took."""
     start = time.perf_counter()
     with progress(f"reading {file}", unit="bytes") as step:
-        loaded = vkv.load(file, progress=step, **options)
+        try:
+            loaded = vkv.load(file, progress=step, **options)
+        except VkvError as exc:
+            raise exc.within(file) from None
     return loaded, time.perf_counter() - start
 
 
