@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from vkv.errors import VkvError
@@ -21,7 +22,7 @@ class ModelChoice:
     Attributes:
         model: A local directory, or a repository on the hub.
         adapter_path: LoRA weights and their config.
-        trust_remote_code: Let the tokenizer run code of the repository.
+        trust_remote_code: Let model and tokenizer run code of the repository.
         eos_token: Replaces the tokenizer's end-of-sequence token.
     """
 
@@ -43,18 +44,23 @@ class ModelChoice:
     def completed(self, metadata: Mapping[str, str]) -> ModelChoice:
         """Fill in from a file what the flags leave open.
 
-        Leave to run code is never taken from a file.
+        Not the model and its adapter: a model can bring code, and a file may come from
+        anyone. They are named, for the caller to say yes to. Nor leave to run code.
 
         Raises:
-            VkvError: Neither flags nor file name a model.
+            VkvError: No flag names a model; says the file's.
         """
-        eos = self.eos_token or _eos_token(metadata.get("tokenizer_config", "{}"))
         if self.model is not None:
+            eos = self.eos_token or _eos_token(metadata.get("tokenizer_config", "{}"))
             return replace(self, eos_token=eos)
         if not metadata.get("model"):
             raise VkvError("the file does not name its model: give --model")
-        adapter = self.adapter_path or metadata.get("adapter_path")
-        return replace(self, model=metadata["model"], adapter_path=adapter, eos_token=eos)
+        names = {"--model": "model", "--adapter-path": "adapter_path"}
+        flags = [f"{flag} {quote(metadata[n])}" for flag, n in names.items() if metadata.get(n)]
+        raise VkvError(
+            "a model is not loaded on the word of a file: if you know the one that this file "
+            f"names, pass {' '.join(flags)}"
+        )
 
 
 def _eos_token(tokenizer_config: str) -> str | None:
@@ -77,16 +83,26 @@ def load_model(choice: ModelChoice) -> tuple[Any, Any]:
     options: dict[str, Any] = {"tokenizer_config": choice.tokenizer_config}
     if choice.adapter_path is not None:
         options["adapter_path"] = choice.adapter_path
-    # mlx-lm 0.31 has it for the tokenizer alone.
-    if choice.trust_remote_code and "trust_remote_code" in inspect.signature(load).parameters:
-        options["trust_remote_code"] = True
     assert choice.model is not None, "options.py or completed() sees to it"
     with progress(f"loading {choice.model}"):
         try:
+            if "trust_remote_code" in inspect.signature(load).parameters:
+                options["trust_remote_code"] = choice.trust_remote_code
+            elif not choice.trust_remote_code:
+                _refuse_code(choice.model)
             model, tokenizer = load(choice.model, **options)[:2]
         except Exception as exc:  # any of mlx-lm, transformers, the hub and the model's own code
             raise cannot_load(choice.model, exc) from exc
     return model, tokenizer
+
+
+def _refuse_code(model: str) -> None:
+    """Mlx-lm 0.31 runs the Python file that a model's config names, without asking."""
+    from mlx_lm import utils
+
+    named = utils.load_config(utils._download(model)).get("model_file")
+    if named is not None:
+        raise VkvError(f"it runs code of its own, {named!r}: --trust-remote-code allows it")
 
 
 #: What an error of ``huggingface_hub`` means here; its own words fill a paragraph.

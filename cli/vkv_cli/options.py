@@ -48,7 +48,7 @@ def model_options(*, required: bool = False, note: str = "") -> Decorator:
         click.option("--model", required=required, help=f"{text} {note}".strip()),
         click.option("--adapter-path", help="Trained adapter weights and config."),
         click.option(
-            "--trust-remote-code", is_flag=True, help="Let the tokenizer run the repository's code."
+            "--trust-remote-code", is_flag=True, help="Let the model run its repository's code."
         ),
         click.option("--eos-token", help="End-of-sequence token for the tokenizer."),
     )

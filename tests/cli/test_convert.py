@@ -27,7 +27,7 @@ def test_a_prompt_cache_with_its_prompt_resumes(run, model, prompt_cache, saved,
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.startswith(f"{path}: 11 tokens, ")
     assert vkv.inspect(path).metadata["model"] == str(model)
-    args = ["-p", " you", "-m", 8, "--json"]
+    args = ["--model", model, "-p", " you", "-m", 8, "--json"]
     assert (
         run("generate", path, *args).json["tokens"] == run("generate", saved, *args).json["tokens"]
     )

@@ -38,7 +38,7 @@ def test_an_error_is_one_line_that_names_the_url(run, web, command):
 
 def test_generate_from_a_url(run, saved, model, web):
     web.files["/saved.vkv"] = saved.read_bytes()
-    args = ("-p", "go", "-m", "4", "--verbose", "false")
+    args = ("--model", model, "-p", "go", "-m", "4", "--verbose", "false")
     there = run("generate", f"{web.url}/saved.vkv", *args)
     assert (there.status, there.err) == (0, "")
     assert there.out == run("generate", saved, *args).out

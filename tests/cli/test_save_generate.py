@@ -153,29 +153,33 @@ def system_file(run, model, tmp_path):
     return path
 
 
-def test_generate_goes_on_from_the_file(run, live, system_file):
+def test_generate_goes_on_from_the_file(run, model, live, system_file):
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     whole = live[1].apply_chat_template(messages, add_generation_prompt=True)
     expected = greedy(live, whole, 12)
     held = vkv.inspect(system_file).tokens
-    found = run("generate", system_file, "--prompt", QUESTION, "-m", 12, "--json").json
+    args = ["generate", system_file, "--model", model, "-m", 12, "--prompt"]
+    found = run(*args, QUESTION, "--json").json
     assert found["tokens"] == expected
     assert found["text"] == live[1].decode(expected)
     assert found["prompt_tokens"] == {"reused": held, "computed": len(whole) - held}
     assert (found["schema_version"], found["saved"]) == (1, None)
-    ran = run("generate", system_file, "--prompt", "-", "-m", 12, stdin=QUESTION)
+    ran = run(*args, "-", stdin=QUESTION)
     assert ran.out == found["text"] + "\n"
     reused, generated, first = ran.err.splitlines()
     assert reused == f"Prompt: {held} tokens reused, {len(whole) - held} computed"
     assert generated.startswith("Generation: 12 tokens, ")
     assert first.startswith("Time to first token: ")
-    quiet = run("generate", system_file, "--prompt", QUESTION, "-m", 12, "--verbose", "F")
+    quiet = run(*args, QUESTION, "--verbose", "F")
     assert (quiet.out, quiet.err) == (ran.out, "")
 
 
-def test_a_grown_cache_is_saved_with_its_tokens_and_goes_on(run, live, system_file, tmp_path):
+def test_a_grown_cache_is_saved_with_its_tokens_and_goes_on(
+    run, model, live, system_file, tmp_path
+):  # fmt: skip
     grown = tmp_path / "grown.vkv"
-    first = run("generate", system_file, "-p", QUESTION, "-m", 8, "--save", grown, "--json").json
+    args = ["--model", model, "-m", 8, "--json", "-p"]
+    first = run("generate", system_file, *args, QUESTION, "--save", grown).json
     assert first["saved"] == vkv.inspect(grown).to_dict()
     assert vkv.validate(grown, deep=True).ok
     answer = live[1].decode(first["tokens"])
@@ -187,7 +191,7 @@ def test_a_grown_cache_is_saved_with_its_tokens_and_goes_on(run, live, system_fi
     ended = "" if first["tokens"][-1] in live[1].eos_token_ids else "<|im_end|>"
     turn = f"{ended}\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     rest = live[1].encode(turn, add_special_tokens=False)
-    second = run("generate", grown, "-p", "Why?", "-m", 8, "--json").json
+    second = run("generate", grown, *args, "Why?").json
     assert second["tokens"] == greedy(live, held + rest, 8)
     assert second["prompt_tokens"] == {"reused": len(held), "computed": len(rest)}
 
@@ -196,7 +200,7 @@ def test_a_grown_lossy_file_keeps_its_codec_and_its_first_bytes(run, model, tmp_
     path, grown = tmp_path / "a.vkv", tmp_path / "b.vkv"
     codec = "affine:bits=4,group=32"
     run("save", "--model", model, "--system-prompt", SYSTEM, "-o", path, "--codec", codec)
-    run("generate", path, "-p", QUESTION, "-m", 8, "--save", grown)
+    run("generate", path, "--model", model, "-p", QUESTION, "-m", 8, "--save", grown)
     assert vkv.inspect(grown).codecs == vkv.inspect(path).codecs
     old, new = vkv.load(path), vkv.load(grown)
     for a, b in zip(old.cache, new.cache, strict=True):
@@ -207,7 +211,7 @@ def test_packed_caches_give_the_same_answer(run, model, tmp_path):
     path = tmp_path / "a.vkv"
     codec = "affine:bits=8,group=32"
     run("save", "--model", model, "--system-prompt", SYSTEM, "-o", path, "--codec", codec)
-    args = ["generate", path, "-p", QUESTION, "-m", 8, "--json"]
+    args = ["generate", path, "--model", model, "-p", QUESTION, "-m", 8, "--json"]
     dense, packed = (run(*args, "--live", live).json["tokens"] for live in ("dense", "packed"))
     assert dense == packed
 
@@ -215,12 +219,13 @@ def test_packed_caches_give_the_same_answer(run, model, tmp_path):
 def test_a_prompt_without_a_template_goes_on_without_one(run, model, live, tmp_path):
     path = tmp_path / "a.vkv"
     run("save", "--model", model, "-p", "Once upon", "--ignore-chat-template", "-o", path)
-    found = run("generate", path, "-p", " a time", "-m", 6, "--json").json
+    found = run("generate", path, "--model", model, "-p", " a time", "-m", 6, "--json").json
     assert found["tokens"] == greedy(live, live[1].encode("Once upon a time"), 6)
 
 
-def test_sampling_is_repeatable_with_a_seed(run, system_file):
-    args = ["generate", system_file, "-p", "x", "-m", 16, "--temp", "1", "--top-p", "0.9"]
+def test_sampling_is_repeatable_with_a_seed(run, model, system_file):
+    args = ["generate", system_file, "--model", model, "-p", "x", "-m", 16]
+    args += ["--temp", "1", "--top-p", "0.9"]
     one, two, three = (run(*args, "--seed", seed).out for seed in (1, 1, 2))
     assert one == two != three
 
@@ -242,6 +247,32 @@ def test_a_file_that_names_no_model(run, files, tmp_path):
     vkv.save(tmp_path / "a.vkv", [], tokens=[1])
     ran = run("generate", tmp_path / "a.vkv", "-p", "x")
     assert ran.err == "vkv: error: the file does not name its model: give --model\n"
+
+
+def test_the_model_that_a_file_names_is_loaded_only_on_the_callers_word(run, tmp_path):
+    names = {"model": "some/model of hers", "adapter_path": "a"}
+    vkv.save(tmp_path / "a.vkv", [], tokens=[1], metadata=names)
+    ran = run("generate", tmp_path / "a.vkv", "-p", "x")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == (
+        "vkv: error: a model is not loaded on the word of a file: if you know the one that this "
+        "file names, pass --model 'some/model of hers' --adapter-path a\n"
+    )
+
+
+def test_code_that_a_model_brings_runs_only_on_the_callers_word(run, tmp_path):
+    """mlx-lm 0.31 would run it unasked; 0.32 refuses by itself."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "model_file": "mine.py"}')
+    (tmp_path / "mine.py").write_text(f"import os; os.mkdir({str(tmp_path / 'ran')!r}); 1 / 0")
+    (tmp_path / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    args = ["save", "--model", tmp_path, "-p", "x", "-o", tmp_path / "a.vkv"]
+    ran = run(*args)
+    assert ran.status == 1
+    assert "mine.py" in ran.err
+    assert ran.err.count("\n") == 1
+    assert not (tmp_path / "ran").exists()
+    assert "division by zero" in run(*args, "--trust-remote-code").err
+    assert (tmp_path / "ran").exists()
 
 
 def test_a_file_without_tokens(run, model, tmp_path):
@@ -272,8 +303,8 @@ def test_a_dash_is_stdin(run, model, tmp_path, option, text):
 
 
 @pytest.mark.parametrize("prompt", ["", " \n", "-"])
-def test_an_empty_prompt_is_refused(run, saved, prompt):
-    ran = run("generate", saved, "-p", prompt)
+def test_an_empty_prompt_is_refused(run, saved, model, prompt):
+    ran = run("generate", saved, "--model", model, "-p", prompt)
     assert (ran.status, ran.out) == (1, "")
     assert ran.err == "vkv: error: --prompt: an empty prompt: there is nothing to compute\n"
 

@@ -134,4 +134,4 @@ def _write(folder: Path, results: object) -> None:
     try:
         draw(results, folder)
     except VkvError as exc:
-        click.echo(f"vkv: warning: {exc}", err=True)
+        click.echo(f"vkv: warning: {text.printable(str(exc))}", err=True)

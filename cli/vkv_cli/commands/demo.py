@@ -148,7 +148,8 @@ def _sampling(max_tokens: int) -> Sampling:
 
 
 def _in_a_new_process(info: Info, max_tokens: int) -> Attempt:
-    command = ["generate", info.path, "--prompt", QUESTION, "--max-tokens", str(max_tokens)]
+    command = ["generate", info.path, "--model", info.metadata["model"], "--prompt", QUESTION]
+    command += ["--max-tokens", str(max_tokens)]
     click.echo(f"$ vkv {shlex.join(command)}")
     done = subprocess.run(
         [sys.executable, "-m", "vkv_cli", *command, "--json"],

@@ -38,7 +38,7 @@ from vkv_cli.written import show_written
 @click.option(
     "-p", "--prompt", required=True, metavar="TEXT", help="The user's message; - reads stdin."
 )
-@model_options(note="By default the one that the file names.")
+@model_options(note="The one of the file; left out, its name is shown.")
 @sampling_options()
 @click.option("--ignore-chat-template", is_flag=True, help="Take the prompt as it is.")
 @click.option(
