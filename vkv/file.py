@@ -9,8 +9,9 @@ from typing import Self
 
 import mlx.core as mx
 
-from vkv import codecs, header
-from vkv.codecs.base import DTYPES, Codec, Parts, check_dtype, check_forms
+from vkv import header
+from vkv.codecs.base import DTYPES, Codec, Parts
+from vkv.codecs.fit import check_rereads, fit
 from vkv.document import Document, open_document
 from vkv.elsewhere import Files, Other, Place, beside
 from vkv.errors import CodecError, HeaderError, VkvError
@@ -34,6 +35,7 @@ class CacheFile:
         self._reader = reader(document, verify=verify)
         self._others: dict[bytes, tuple[Other, Reader]] = {}
         self._settled = True
+        _checked(document)
 
     @property
     def header(self) -> header.Header:
@@ -109,10 +111,7 @@ class CacheFile:
             UnknownCodecError: This build lacks the codec (K1).
             CodecError: Parameters, forms or values are refused.
         """
-        codec = codecs.resolve(segment.codec, segment.version, segment.params)
-        stored = self.header.tensors
-        forms = {p: (stored[n].dtype, stored[n].shape) for p, n in segment.parts.items()}
-        check_forms(codec.layout(shape), forms)
+        codec = fit(self.header, segment, shape)
         self.prefetch(segment.parts.values())
         wait = codec.id != "raw"  # what checks and decodes codes must be able to trust them
         parts = {part: self.array(name, wait=wait) for part, name in segment.parts.items()}
@@ -135,7 +134,6 @@ class CacheFile:
             raise HeaderError(f"MLX has no dtype {tensor.dtype}", rule="H2", at=at)
         try:
             codec, parts = self.parts(segment, shape)
-            check_dtype(codec.id, tensor.dtype)
         except VkvError as exc:
             raise exc.within(at) from None
         if 0 in shape:  # MLX's kernels are not made for it
@@ -158,6 +156,15 @@ class CacheFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _checked(document: Document) -> None:
+    """What no single segment tells of a file; closes one that is refused."""
+    try:
+        check_rereads(document.header)
+    except VkvError as exc:
+        document.close()
+        raise exc.within(document.name) from None
 
 
 def open_file(

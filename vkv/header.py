@@ -398,9 +398,12 @@ def _check_layer(path: str, layer: Layer) -> None:
 
 def _check_tokens(tokens: Tokens, tensors: dict[str, Stored]) -> str:
     stored = tensors.get(tokens.tensor)
-    if stored is None or (stored.dtype, stored.shape) != ("U32", (tokens.count,)):
+    form = stored and (stored.role, stored.dtype, stored.shape)
+    if stored is None or form != ("tokens", "U32", (tokens.count,)):
         raise HeaderError(
-            f"{tokens.tensor!r} is not a U32 tensor of {tokens.count} ids", rule="H6", at="tokens"
+            f"{tokens.tensor!r} is {form}, expected tokens, U32, {tokens.count} of them",
+            rule="H6",
+            at="tokens",
         )
     if stored.digest != tokens.digest:
         raise HeaderError("its digest is not that of its tensor", rule="H6", at="tokens")

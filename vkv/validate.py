@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vkv import codecs, header
-from vkv.codecs.base import check_dtype, check_forms
+from vkv import header
+from vkv.codecs.fit import check_rereads, fit
 from vkv.container import HEADER
 from vkv.document import Document, open_document
 from vkv.elsewhere import Files, Other, Place, beside
@@ -133,15 +133,15 @@ def _layer_errors(document: Document) -> Iterator[VkvError]:
 
 
 def _codec_errors(document: Document) -> Iterator[VkvError]:
-    stored = document.header.tensors
     for path, _, tensor, segment in segments(document.header):
         try:
-            codec = codecs.resolve(segment.codec, segment.version, segment.params)
-            forms = {p: (stored[n].dtype, stored[n].shape) for p, n in segment.parts.items()}
-            check_dtype(codec.id, tensor.dtype)
-            check_forms(codec.layout(segment_shape(tensor, segment)), forms)
+            fit(document.header, segment, segment_shape(tensor, segment))
         except VkvError as exc:
             yield exc.within(path)
+    try:
+        check_rereads(document.header)
+    except VkvError as exc:
+        yield exc
 
 
 def _digest_errors(document: Document) -> Iterator[VkvError]:

@@ -13,10 +13,13 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 import vkv
 from fixtures.models import tiny
+from tests.hostile import opened
 from vkv.errors import CacheError
+from vkv.live.load import LIVE
 from vkv.live.make import make_prompt_cache
 from vkv.live.packed import PackedKVCache
 
+GOOD = Path(__file__).parents[2] / "fixtures" / "v1" / "good"
 CODECS = ["affine:bits=4,group=32", "raw", "nsnquant:bits=2", "nsnquant:bits=1,window=32"]
 #: Its tables are fitted to the first call, so the split of the prefill matters.
 FROZEN = "kvquant:bits=2"
@@ -262,3 +265,15 @@ def test_a_new_process_goes_on_as_the_cache_that_was_never_saved(codec, tmp_path
         check=True,
     )
     assert there.stdout.strip() == str(here)
+
+
+def test_one_segment_without_tokens_covers_all_rows(tmp_path):
+    """H7 allows it; its codes are as many as the rows are."""
+    draft = opened((GOOD / "affine-4bit-group64-f16.vkv").read_bytes())
+    for layer in draft.header["layers"]:
+        for tensor in layer["tensors"].values():
+            del tensor["segments"][0]["tokens"]
+    (tmp_path / "a.vkv").write_bytes(draft.build())
+    dense, packed = (vkv.load(tmp_path / "a.vkv", live=live).cache[0] for live in LIVE)
+    assert packed.offset == dense.offset > 0
+    assert mx.array_equal(packed.keys_and_values()[0], dense.keys)

@@ -195,16 +195,6 @@ def check_forms(want: Layout, have: dict[str, tuple[str, tuple[int, ...]]]) -> N
             raise CodecError(f"found {found}, expected {expected}", rule="K3", at=name)
 
 
-def check_dtype(codec: str, dtype: str) -> None:
-    """Codecs other than ``raw`` decode to floats (K3)."""
-    if codec != "raw" and dtype not in FLOATS:
-        raise CodecError(
-            f"{codec} in a tensor of {dtype}, expected one of {', '.join(FLOATS)}",
-            rule="K3",
-            at="dtype",
-        )
-
-
 def _fits(want: tuple[str, tuple[int | None, ...]], have: tuple[str, tuple[int, ...]]) -> bool:
     return (
         want[0] == have[0]

@@ -46,7 +46,9 @@ class Raw:
         return cls(**{"dtype": dtype, **options})  # type: ignore[arg-type]  # checked when built
 
     def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
-        return None if dtype in NAMES else f"dtype {dtype} has no safetensors name"
+        if dtype not in NAMES:
+            return f"dtype {dtype} has no safetensors name"
+        return None if NAMES[dtype] == self.dtype else f"its dtype is {NAMES[dtype]}"
 
     def span(self, tokens: int, start: int) -> tuple[int, int]:
         return 0, tokens

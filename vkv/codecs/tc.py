@@ -83,6 +83,9 @@ class Tc:
         f"tc:bits={bits}" for bits in ("1", "1.4", "1.7", "2", "2.3", "3", "4")
     )
 
+    #: Reading it costs far more than its bytes, each time (T23).
+    costly: ClassVar[str] = "basis"
+
     step: float = STEP
     bits: float = 0.0
     axes: str = "auto"

@@ -28,8 +28,8 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 HEAD = 12
-#: Integers that a basis may have for nothing, and for each of its bytes: 4 are usual.
-FREE, PER_BYTE = 1 << 22, 1 << 6
+#: Integers that a basis may have for each of its bytes: 4 are usual.
+PER_BYTE = 1 << 6
 #: Step of a row's integers in units of its root mean square: coarser ones are not independent.
 COARSEST = 0.5
 #: Most components in one decomposition: its time grows with the cube (2,048: some 3 s).
@@ -55,9 +55,8 @@ class Basis:
         return head + tc_entropy.pack([flat[a:b] for a, b in _chunks(*flat.shape)])
 
 
-@lru_cache(maxsize=2)
-def load(data: bytes, heads: int, dim: int) -> Basis:
-    """Read a basis for ``heads`` KV heads of ``dim`` channels.
+def load(data: bytes, heads: int, dim: int, tokens: int) -> Basis:
+    """Read a basis for ``tokens`` rows of ``heads`` KV heads of ``dim`` channels.
 
     The last two are remembered: a tensor's is read to be checked and to be used, and
     hundreds of segments may share one.
@@ -75,13 +74,20 @@ def load(data: bytes, heads: int, dim: int) -> Basis:
             at="basis",
         )
     start = HEAD + 4 * groups * rows
-    if len(data) < start or groups * rows * columns > FREE + PER_BYTE * len(data):
+    free = tokens * heads * dim
+    if len(data) < start or groups * rows * columns > free + PER_BYTE * len(data):
         raise CodecError(
             f"{len(data)} bytes for {groups * rows} rows of {columns}, expected at least {start}, "
-            f"and at most {FREE} + {PER_BYTE} integers a byte",
+            f"and at most {free} + {PER_BYTE} integers a byte",
             rule="T21",
             at="basis",
         )
+    return _read(data, groups, rows, columns)
+
+
+@lru_cache(maxsize=2)
+def _read(data: bytes, groups: int, rows: int, columns: int) -> Basis:
+    start = HEAD + 4 * groups * rows
     scale = np.frombuffer(data, "<f4", groups * rows, HEAD).astype(np.float32)
     if not np.isfinite(scale).all():
         raise CodecError("found inf or NaN, expected finite scales", rule="T22", at="basis")

@@ -24,6 +24,8 @@ NONE = 255
 MAX_CHUNKS = 200
 #: Elements that a tensor may have for nothing, and for each byte stored (.03 bits an element).
 FREE, PER_BYTE = 1 << 24, 1 << 8
+#: Multiplications for nothing, and for each byte stored beside the basis: some 2,000 are usual.
+FREE_WORK, WORK_PER_BYTE = 1 << 22, 1 << 14
 F16_MAX = 65504.0
 
 
@@ -128,7 +130,7 @@ def _codes(blocks: Blocks, q: tc_entropy.Ints) -> mx.array:
 
 def read(parts: Parts, shape: tuple[int, ...]) -> Blocks:
     """Parse and check everything but the inside of the chunks of integers (T6 to T12, T20 on)."""
-    _, heads, _, dim = shape
+    batch, heads, tokens, dim = shape
     stored = sum(p.nbytes for p in parts.values())
     if prod(shape) > FREE + PER_BYTE * stored:
         raise CodecError(
@@ -138,7 +140,7 @@ def read(parts: Parts, shape: tuple[int, ...]) -> Blocks:
             at="tc",
         )
     table = tc_basis.raw(parts["basis"])
-    basis = tc_basis.load(table, heads, dim) if table else None
+    basis = tc_basis.load(table, heads, dim, batch * tokens) if table else None
     count = heads * dim if basis is None else basis.scale.size
     components, codes = np.array(parts["components"]), tc_basis.raw(parts["codes"])
     chunk = components[:, 0]
@@ -148,6 +150,15 @@ def read(parts: Parts, shape: tuple[int, ...]) -> Blocks:
             f"{len(chunk)} components in chunks {found.tolist()}, expected {count} in chunks "
             "counted from 0",
             rule="T7",
+            at="components",
+        )
+    used = 0 if basis is None else int((chunk != NONE).sum()) // len(basis.ints)
+    own = stored - len(table)
+    if prod(shape) * used > FREE_WORK + WORK_PER_BYTE * own:
+        raise CodecError(
+            f"{prod(shape)} elements of {used} components each in {own} bytes, expected at most "
+            f"{FREE_WORK} + {WORK_PER_BYTE} products a byte",
+            rule="T6",
             at="components",
         )
     step, width = np.frombuffer(codes[:4].ljust(4, b"\xff"), "<f4")[0], codes[4:8]

@@ -54,7 +54,9 @@ class Coder:
         heads, dim = x.shape[1], x.shape[3]
         z, self._mean = tc_blocks.centred(x)
         self.constant = not z.any()
-        self._given = None if table is None else tc_basis.load(tc_basis.raw(table), heads, dim)
+        self._given = None
+        if table is not None:
+            self._given = tc_basis.load(tc_basis.raw(table), heads, dim, x.shape[0] * x.shape[2])
         self._unit = tc_blocks.deviation(z) if table is None else 1.0
         if self._given is None:
             self._axes = tc_basis.candidates(z, heads, axes)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from vkv.errors import CacheError, HeaderError
-from vkv.header import MAX_DEPTH, Header, Layer, walk
+from vkv.errors import CacheError, CodecError, HeaderError
+from vkv.header import ITEMSIZE, MAX_DEPTH, Header, Layer, Tensor, walk
 
 #: Kind -> names of its scalars.
 SCALARS: dict[str, tuple[str, ...]] = {
@@ -19,6 +19,8 @@ SCALARS: dict[str, tuple[str, ...]] = {
     "arrays": ("size",),
     "list": (),
 }
+#: What a codec other than ``raw`` decodes to.
+FLOATS = ("F16", "BF16", "F32")
 #: Slots of a recurrent cache; models use a handful.
 MAX_SLOTS = 64
 
@@ -120,12 +122,26 @@ def check_layer(layer: Layer, at: str) -> None:
     for name, tensor in sorted(layer.tensors.items()):
         if name != "keys" and any(segment.rope is not None for segment in tensor.segments):
             raise CacheError("rotated, but only keys are", rule="L4", at=f"{at}.{name}")
+        _check_dtypes(tensor, f"{at}.{name}")
     if layer.kind == "arrays":
         _check_arrays(layer, at)
     elif layer.kind == "list":
         _check_names(layer, set(), at)
     else:
         _check_rows(layer, at)
+
+
+def _check_dtypes(tensor: Tensor, at: str) -> None:
+    """``raw`` keeps the dtype (R2); all other codecs decode to floats (K3)."""
+    for i, segment in enumerate(tensor.segments):
+        own = segment.params.get("dtype", tensor.dtype) if segment.codec == "raw" else tensor.dtype
+        if own != tensor.dtype and own in ITEMSIZE:
+            found, rule = f"raw values of {own}, expected {tensor.dtype}", "R2"
+        elif segment.codec != "raw" and tensor.dtype not in FLOATS:
+            found, rule = f"{segment.codec} in a tensor of {tensor.dtype}, expected a float", "K3"
+        else:
+            continue
+        raise CodecError(found, rule=rule, at=f"{at}.segments[{i}]")
 
 
 def _check_arrays(layer: Layer, at: str) -> None:

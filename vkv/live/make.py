@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from vkv import codecs, identity
 from vkv.codecs.base import DTYPES
+from vkv.errors import VkvError
 from vkv.file import CacheFile
 from vkv.header import Layer, Rope, Tensor, segment_shape
 from vkv.live.kept import Kept
@@ -67,7 +68,9 @@ def packed_layer(file: CacheFile, layer: Layer, at: str) -> PackedKVCache | None
     }
     if all(r is None for r in rows.values()):
         return None
-    keys, values = (rows[n] or _exact(file, layer.tensors[n], n, at) for n in ("keys", "values"))
+    keys, values = (
+        rows[n] or _exact(file, layer.tensors[n], n, f"{at}.{n}") for n in ("keys", "values")
+    )
     return PackedKVCache(keys, values)
 
 
@@ -97,8 +100,12 @@ def _no_tokens(tensor: Tensor) -> mx.array:
 
 def _kept(file: CacheFile, tensor: Tensor, index: int, at: str) -> Kept:
     segment = tensor.segments[index]
-    codec, parts = file.parts(segment, segment_shape(tensor, segment))
+    shape = segment_shape(tensor, segment)
+    try:
+        codec, parts = file.parts(segment, shape)
+    except VkvError as exc:
+        raise exc.within(f"{at}.segments[{index}]") from None
     stored = file.header.tensors
     roles = {part: stored[where].role for part, where in segment.parts.items()}
     rope = None if segment.rope is None else file.header.ropes[segment.rope]
-    return Kept(codec, parts, segment.tokens or 0, roles, rope)
+    return Kept(codec, parts, shape[-2], roles, rope)
