@@ -15,6 +15,7 @@ from vkv import container, document, header
 from vkv.codecs import CODECS
 from vkv.codecs.base import DTYPES
 from vkv.document import open_document
+from vkv.identity import config
 from vkv.live import form
 from vkv.live.kinds import KINDS
 
@@ -167,6 +168,8 @@ def test_dtypes_of_raw():
         ("at most 64 times the bytes", document.MAX_EXPANSION),
         ("add up to at most 65,536 elements", document.FREE_ELEMENTS),
         ("`size` at most 64", form.MAX_SLOTS),
+        ("`model.config` MUST have at most 262,144 characters", config.MAX_TEXT),
+        ("and nest at most 32 deep", config.MAX_NESTED),
     ],
 )
 def test_limits(text, value):

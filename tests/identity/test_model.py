@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -292,9 +293,22 @@ def test_the_header_takes_the_identity() -> None:
     assert (back.model, back.ropes) == (model, ropes)
 
 
+#: Joined, these names would take a gigabyte.
+LONG_NAME = json.dumps({"x" * 120_000: {f"{i:x}": 0 for i in range(10_000)}}, separators=(",", ":"))
+
+
 @pytest.mark.parametrize(
     "config",
-    ["", "[1]", "{", '{"args":' * 5000, '{"args":1e999}', '"' + "x" * 5000 + '"', "\ud800"],
+    [
+        "",
+        "[1]",
+        "{",
+        LONG_NAME,
+        '{"args":' * 5000,
+        '{"args":1e999}',
+        '"' + "x" * 5000 + '"',
+        "\ud800",
+    ],
 )
 def test_a_hostile_config_is_one_short_difference(config: str) -> None:
     live, ropes = identity.of_model(tiny.llama())

@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from vkv.errors import HeaderError
 from vkv.header import Model, Rope, Tokenizer
+from vkv.identity.config import parse
 
 #: Sentences about the configuration; a file of another architecture has dozens.
 MAX_FIELDS = 12
@@ -17,6 +19,8 @@ MAX_VALUE = 60
 CLOSE = 1e-5
 
 Ropes = Sequence[Rope]
+#: Path of names -> value. Names are not joined: many short ones may stand under a long one.
+Fields = dict[tuple[str, ...], str]
 
 
 def differences(stored: Model, stored_ropes: Ropes, live: Model, live_ropes: Ropes) -> list[str]:
@@ -35,8 +39,8 @@ def differences(stored: Model, stored_ropes: Ropes, live: Model, live_ropes: Rop
     if len(stored.layers) != len(live.layers):
         found.append(f"{len(stored.layers)} layers in the file, {len(live.layers)} in the model")
         for fields in (ours, theirs):
-            fields.pop("args.num_hidden_layers", None)
-            fields.pop("args.layer_types", None)
+            fields.pop(("args", "num_hidden_layers"), None)
+            fields.pop(("args", "layer_types"), None)
     form = _weights(ours, theirs)
     found += _config(ours, theirs) + form + _ropes(stored, stored_ropes, live, live_ropes)
     if stored.parameters != live.parameters:
@@ -58,29 +62,29 @@ def _short(value: Any) -> str:
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."
 
 
-def _fields(config: str) -> dict[str, str]:
-    """Dotted name -> value of a configuration; one field for a text that is no JSON object."""
-    fields: dict[str, str] = {}
+def _fields(config: str) -> Fields:
+    """A configuration, flat; one field for a text that no file may hold as one."""
+    fields: Fields = {}
 
-    def add(name: str, value: Any) -> None:
+    def add(path: tuple[str, ...], value: Any) -> None:
         if isinstance(value, dict) and value:
             for key, item in value.items():
-                add(f"{name}.{key}" if name else str(key), item)
+                add((*path, key), item)
         else:
-            fields[name] = value if isinstance(value, str) else json.dumps(value)
+            fields[path] = value if isinstance(value, str) else json.dumps(value)
 
     try:
-        add("", json.loads(config))
-    except (ValueError, RecursionError):
-        return {"args.config": config}
+        add((), parse(config))
+    except HeaderError:
+        return {("args", "config"): config}
     return fields
 
 
-def _config(stored: dict[str, str], live: dict[str, str]) -> list[str]:
-    names = sorted(n for n in stored.keys() | live.keys() if not n.startswith("weights."))
+def _config(stored: Fields, live: Fields) -> list[str]:
+    names = sorted(n for n in stored.keys() | live.keys() if n[:1] != ("weights",))
     wrong = [n for n in names if stored.get(n) != live.get(n)]
     found = [
-        _both(_short(n.removeprefix("args.")), stored.get(n, "not set"), live.get(n, "not set"))
+        _both(_short(_dotted(n)), stored.get(n, "not set"), live.get(n, "not set"))
         for n in wrong[:MAX_FIELDS]
     ]
     if len(wrong) > MAX_FIELDS:
@@ -88,7 +92,11 @@ def _config(stored: dict[str, str], live: dict[str, str]) -> list[str]:
     return found
 
 
-def _weights(stored: dict[str, str], live: dict[str, str]) -> list[str]:
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(path[1:] if path[:1] == ("args",) else path)
+
+
+def _weights(stored: Fields, live: Fields) -> list[str]:
     """Another form of the weights; their digests can then not be compared."""
     found = []
     for name, title in (
@@ -96,7 +104,7 @@ def _weights(stored: dict[str, str], live: dict[str, str]) -> list[str]:
         ("quantization", "quantization of the weights"),
         ("adapter", "adapter on the weights"),
     ):
-        a, b = (fields.get(f"weights.{name}", "none") for fields in (stored, live))
+        a, b = (fields.get(("weights", name), "none") for fields in (stored, live))
         if a != b:
             found.append(_both(title, a, b))
     return found

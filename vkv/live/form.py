@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
-from vkv.errors import CacheError, CodecError, HeaderError
+from vkv.errors import CacheError, CodecError
 from vkv.header import ITEMSIZE, MAX_DEPTH, Header, Layer, Tensor, walk
 
 #: Kind -> names of its scalars.
@@ -62,46 +60,48 @@ def check_heads(header: Header) -> None:
     """Refuse caches whose number of KV heads the model's config does not have (I7).
 
     Attention broadcasts one head over several without an error. MLA latents, whose
-    keys and values differ in width, have one "head" by design.
+    keys and values differ in width, have one "head" by design; so have second caches of
+    a layer, which stand in lists.
 
     Raises:
         CacheError: Says both numbers.
-        HeaderError: The config is not JSON (H2).
+        HeaderError: The config is not JSON (H2), or too large (H13).
     """
     if header.model is None:
         return
-    try:
-        known = set(_head_counts(json.loads(header.model.config)))
-    except (ValueError, RecursionError) as exc:
-        raise HeaderError(f"not JSON: {exc}", rule="H2", at="model.config") from None
-    found = {
-        layer.tensors["keys"].shape[1]
-        for layer in header.layers
-        if layer.tensors.keys() == {"keys", "values"}
-        and layer.tensors["keys"].shape[3] == layer.tensors["values"].shape[3]
-    }
-    if known and found and not known & found:
-        raise CacheError(
-            f"{_heads(found)}, the model's config has {_heads(known)}", rule="I7", at="layers"
-        )
+    from vkv.identity.config import parse  # brings NumPy
+
+    config = parse(header.model.config)
+    own = _head_counts(config, ("key_value", "kv"))
+    known = own | _head_counts(config, ("attention",))
+    for i, layer in enumerate(header.layers if own else ()):
+        if layer.tensors.keys() != {"keys", "values"}:
+            continue
+        keys, values = layer.tensors["keys"].shape, layer.tensors["values"].shape
+        if keys[3] == values[3] and keys[1] not in known:
+            numbers = " or ".join(map(str, sorted(known)[:8]))
+            raise CacheError(
+                f"{keys[1]} KV heads, the model's config has {numbers}",
+                rule="I7",
+                at=f"layers[{i}]",
+            )
 
 
-def _head_counts(config: Any) -> Iterator[int]:
-    """Every number of KV heads, or of heads, anywhere in a config."""
-    if isinstance(config, dict):
-        for key, value in config.items():
-            if "heads" in key and ("key_value" in key or "kv" in key or "attention" in key):
-                values = value if isinstance(value, list) else [value]
-                yield from (n for n in values if type(n) is int)
-            yield from _head_counts(value)
-    elif isinstance(config, list):
-        for item in config:
-            yield from _head_counts(item)
-
-
-def _heads(counts: set[int]) -> str:
-    numbers = " or ".join(map(str, sorted(counts)))
-    return f"{numbers} KV head{'s' * (counts != {1})}"
+def _head_counts(config: Any, words: tuple[str, ...]) -> set[int]:
+    """Numbers of heads, anywhere in a config, under names with one of ``words``."""
+    found: set[int] = set()
+    todo = [config]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, list):
+            todo += value
+        elif isinstance(value, dict):
+            todo += value.values()
+            for key, item in value.items():
+                if "heads" in key and any(word in key for word in words):
+                    counts = item if isinstance(item, list) else [item]
+                    found.update(n for n in counts if type(n) is int and 0 < n < 1 << 31)
+    return found
 
 
 def check_layer(layer: Layer, at: str) -> None:
