@@ -157,6 +157,18 @@ def test_bombs(name, tmp_path):
     assert grown < 96
 
 
+@pytest.mark.parametrize("at", ["x" * 1_000_000, "l0.keys"])
+def test_messages_are_short_whatever_a_file_is_named(at, tmp_path):
+    draft = blank()
+    (tmp_path / "a.vkv").write_bytes(draft.build(table=lambda t: t | {at: {"y" * 500_000: 0}}))
+    for text in (
+        str(outcome(tmp_path / "a.vkv")),
+        *map(str, vkv.validate(tmp_path / "a.vkv").findings),
+    ):
+        assert "expected exactly dtype" in text
+        assert len(text) < 1000
+
+
 def expanding(size: int, count: int, shape: list[int], role: str = "payload") -> bytes:
     """``count`` segments that all decode the same stored bytes."""
     draft = blank()
@@ -194,9 +206,10 @@ def test_shapes_without_elements(tmp_path):
             ("affine", {"bits": 4, "group": 64, "scale": "F16"}),
         ):
             draft = blank()
-            forms = codecs.resolve(codec, 1, params).layout(tuple(shape))
+            known = codecs.resolve(codec, 1, params)
+            forms = known.layout(tuple(shape))
             for part, (dtype, dims) in forms.items():
-                draft.store(part, "payload", dtype, list(dims), b"")
+                draft.store(part, known.roles[part], dtype, list(dims), b"")
             run = {"codec": codec, "version": 1, "params": params, "parts": {p: p for p in forms}}
             tensor = {"dtype": "F16", "shape": shape, "segments": [run]}
             layer = {"kind": "arrays", "scalars": {"size": 1}, "tensors": {"0": tensor}}
@@ -291,8 +304,8 @@ def ring_of_many_segments(rows: int, count: int) -> bytes:
     shape = [1, 1, rows + count, 2]
 
     def run(name: str, tokens: int) -> dict[str, Any]:
-        draft.store(name, "payload", "U8", [1, 1, tokens, 2], bytes(2 * tokens))
-        return {"codec": "raw", "version": 1, "params": {"dtype": "U8"}, "tokens": tokens,
+        draft.store(name, "payload", "F16", [1, 1, tokens, 2], bytes(4 * tokens))
+        return {"codec": "raw", "version": 1, "params": {"dtype": "F16"}, "tokens": tokens,
                 "parts": {"data": name}}  # fmt: skip
 
     keys = [run(f"{i:x}", 1) | {"rope": 0} for i in range(count)] + [run("rest", rows)]

@@ -34,6 +34,14 @@ __all__ = [
 ]
 
 
+#: Characters of a message, and of each part of a path: both quote what a file chose.
+MAX_MESSAGE, MAX_AT = 4000, 300
+
+
+def _short(text: str, limit: int = MAX_AT) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
 class VkvError(Exception):
     """Base of all vkv errors.
 
@@ -45,7 +53,7 @@ class VkvError(Exception):
 
     def __init__(self, message: str, *, rule: str | None = None, at: str | None = None):
         super().__init__(message)
-        self.message, self.rule, self.at = message, rule, at
+        self.message, self.rule, self.at = _short(message, MAX_MESSAGE), rule, at and _short(at)
 
     def __str__(self) -> str:
         where = f"{self.at}: " if self.at else ""
@@ -54,7 +62,7 @@ class VkvError(Exception):
 
     def within(self, at: str) -> VkvError:
         """Prefix the path with ``at`` and return the same error."""
-        self.at = f"{at}.{self.at}" if self.at else at
+        self.at = f"{_short(at)}.{self.at}" if self.at else _short(at)
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from vkv._version import __version__
 from vkv.errors import VkvError
 from vkv_cli import quiet
 from vkv_cli.group import LazyGroup, Run
+from vkv_cli.text import printable
 
 #: Name -> (module:attribute, the line in ``vkv --help``). A command is one file and one row.
 COMMANDS = {
@@ -54,6 +56,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args: Without the program's name; those of the process by default.
     """
     run = Run()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a character of a file
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with quiet.warnings_as_lines(run):
             result = cli.main(args, prog_name="vkv", standalone_mode=False, obj=run)
@@ -82,7 +86,8 @@ def _report(exc: Exception, run: Run) -> int:
     if run.debug:
         import traceback  # not needed in good runs, which should start fast
 
-        traceback.print_exception(exc)
+        for line in "".join(traceback.format_exception(exc)).splitlines():
+            print(printable(line), file=sys.stderr)
     print(f"vkv: error: {quiet.one_line(exc)}", file=sys.stderr)
     if not isinstance(exc, VkvError | OSError) and not run.debug:
         print("vkv: this is a fault in vkv; --debug shows where", file=sys.stderr)

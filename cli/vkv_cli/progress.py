@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from vkv_cli.text import printable
+
 #: Called with (done, in all).
 Progress = Callable[[int, int], None]
 
@@ -38,5 +40,5 @@ def progress(label: str, *, unit: str = "") -> Iterator[Progress]:
         columns += [rich_progress.BarColumn(), f"{{task.completed}}/{{task.total}} {unit}"]
     columns.append(rich_progress.TimeElapsedColumn())
     with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(escape(label), total=None)
+        task = bar.add_task(escape(printable(label)), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

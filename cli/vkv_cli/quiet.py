@@ -14,9 +14,12 @@ import click
 import vkv
 import vkv_cli
 from vkv_cli.group import Run
+from vkv_cli.text import printable
 
 #: Directories whose warnings are meant for the user.
 _OURS = tuple(os.path.join(os.path.dirname(str(m.__file__)), "") for m in (vkv, vkv_cli))
+#: Characters of an error: a model that differs in many ways takes as many.
+LONGEST = 1800
 #: Read by transformers, tokenizers and huggingface_hub when they are imported.
 _SILENCE = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -26,7 +29,11 @@ _SILENCE = {
 
 
 def one_line(exc: BaseException) -> str:
-    """What ``exc`` says, on one line; a file error in the form ``path: reason``."""
+    """What ``exc`` says, on one printable line; a file error in the form ``path: reason``."""
+    return printable(_said(exc), LONGEST)
+
+
+def _said(exc: BaseException) -> str:
     if isinstance(exc, OSError) and exc.strerror and exc.filename:
         return f"{os.fsdecode(exc.filename)}: {exc.strerror}"
     text = " ".join(str(exc).split())
@@ -72,7 +79,7 @@ def warnings_as_lines(run: Run) -> Iterator[None]:
     ) -> None:
         own = issubclass(category, UserWarning) and filename.startswith(_OURS)
         if own or run.debug:
-            print(f"vkv: warning: {' '.join(str(message).split())}", file=sys.stderr)
+            print(f"vkv: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)

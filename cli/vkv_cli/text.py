@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+#: Characters shown of a text in a file; and in a column that others stand right of.
+LONG, WIDE = 1000, 120
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -34,11 +36,12 @@ def table(rows: Iterable[Sequence[str]], right: Iterable[int] = (), gap: str = "
     """Lines of ``rows``, whose columns are as wide as their widest cell.
 
     Args:
-        rows: Cells; the last column is not padded.
+        rows: Cells, printed as ``printable`` makes them; the last column is not padded.
         right: Columns flush right.
         gap: Between columns.
     """
-    rows, right = list(rows), set(right)
+    rows = [[*(printable(c, WIDE) for c in row[:-1]), printable(row[-1])] for row in rows]
+    right = set(right)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -50,11 +53,20 @@ def table(rows: Iterable[Sequence[str]], right: Iterable[int] = (), gap: str = "
     return lines
 
 
-def printable(text: str) -> str:
-    """``text`` with control characters escaped: a file's words must not move the cursor."""
+def printable(text: str, limit: int = LONG) -> str:
+    """``text``, which a file may have chosen, fit for a terminal.
+
+    Control characters are escaped, since they move the cursor; so are halves of characters.
+    What is beyond ``limit`` is left out.
+    """
+    if len(text) > limit:
+        text = f"{text[:limit]}… ({len(text):,} characters)"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def echo_json(data: dict[str, Any]) -> None:
-    """One object on one line, so that several files give a stream that ``jq`` reads."""
-    click.echo(json.dumps(data, ensure_ascii=False))
+    """One object on one line, so that several files give a stream that ``jq`` reads.
+
+    All but ASCII is escaped: no text in it moves the cursor, and every encoding has it.
+    """
+    click.echo(json.dumps(data).replace("\x7f", "\\u007f"))

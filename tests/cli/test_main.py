@@ -12,7 +12,9 @@ import pytest
 from vkv_cli import main as entry
 from vkv_cli import quiet, text
 
+from vkv import save
 from vkv._version import __version__
+from vkv.errors import VkvError
 
 HEAVY = ("mlx", "mlx_lm", "transformers", "numpy", "rich", "huggingface_hub", "safetensors",
          "fsspec", "asyncio")  # fmt: skip
@@ -287,6 +289,32 @@ def test_size(count, expected):
     assert text.size(count) == expected
 
 
+def test_a_long_cell_pads_no_other_row():
+    lines = text.table([("x" * 400_000, "1"), *(("y", "2"),) * 1000, ("z", "w" * 400_000)])
+    assert max(map(len, lines)) < 1200
+    assert lines[0].startswith("x" * text.WIDE + "… (400,000 characters)  1")
+
+
+WORDS = "\x1b]0;x\x07\x7f\x9b\u202e\u2028😀ä"
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["inspect", "--json"], ["validate"], ["diff"]])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_words_of_a_file_fit_every_terminal(command, encoding, tmp_path):
+    save(tmp_path / "a.vkv", [], metadata={WORDS: WORDS})
+    save(tmp_path / "b.vkv", [])
+    paths = [tmp_path / "a.vkv", *[tmp_path / "b.vkv"] * (command == ["diff"])]
+    ran = subprocess.run(
+        [sys.executable, "-m", "vkv_cli", *command, *paths], capture_output=True, check=False,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (command == ["diff"], b"")
+    lines = ran.stdout.decode(encoding).splitlines()
+    assert all(line.isprintable() for line in lines)
+    if "--json" in command:
+        assert json.loads(lines[0])["metadata"] == {WORDS: WORDS}
+
+
 def test_text_from_a_file_cannot_move_the_cursor():
     assert text.printable("a\x1b[2J\r\nß…\x9b\u202e") == r"a\x1b[2J\r\nß…\x9b\u202e"
 
@@ -298,6 +326,8 @@ def test_text_from_a_file_cannot_move_the_cursor():
         (OSError("disk\nfull"), "disk full"),
         (ValueError(" two\n lines"), "ValueError: two lines"),
         (MemoryError(), "MemoryError"),
+        (VkvError("red \x1b[31m\u202e\udcff"), r"red \x1b[31m\u202e\udcff"),
+        (VkvError("x" * 5000), "x" * quiet.LONGEST + "… (4,001 characters)"),
     ],
 )
 def test_one_line(error, expected):

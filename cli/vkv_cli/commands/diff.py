@@ -29,7 +29,7 @@ def diff(a: str, b: str, deep: bool, places: list[str] | None, as_json: bool) ->
     elif found.differences:
         click.echo(found.summary)
         table = [("", "A", "B"), *((d.at, d.a, d.b) for d in found.rows())]
-        for line in text.table([tuple(map(text.printable, row)) for row in table]):
+        for line in text.table(table):
             click.echo(line)
     else:
         click.echo("no difference" + "; the tensors were not read, --deep does" * (not deep))

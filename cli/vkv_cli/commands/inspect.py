@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import click
 
@@ -45,19 +46,13 @@ def lines(info: Info) -> Iterator[str]:
     yield text.printable(info.path)
     yield from text.table([("", name, value) for name, value in _identity(info)])
     yield ""
-    yield from text.table(
-        [
-            tuple(map(text.printable, cells))
-            for row in rows(info.header.layers)
-            for cells in _layers(row)
-        ]
-    )
+    yield from text.table([cells for row in rows(info.header.layers) for cells in _layers(row)])
     yield ""
     yield from _account(info.accounting)
 
 
 def _identity(info: Info) -> Iterator[tuple[str, str]]:
-    head, printable = info.header, text.printable
+    head, printable = info.header, partial(text.printable, limit=200)
     yield "id", info.id
     yield "size", text.exact_size(info.size)
     yield "format", f"{head.version}, written by {printable(head.producer)}"
@@ -76,11 +71,7 @@ def _identity(info: Info) -> Iterator[tuple[str, str]]:
     else:
         yield "tokens", "not recorded"
     for key, value in sorted(info.metadata.items()):
-        yield "metadata", f"{printable(key)} = {_short(printable(value))}"
-
-
-def _short(value: str, limit: int = 200) -> str:
-    return value if len(value) <= limit else f"{value[:limit]}… ({len(value):,} characters)"
+        yield "metadata", f"{printable(key)} = {printable(value)}"
 
 
 def _model(info: Info) -> str:
@@ -118,7 +109,7 @@ def _layers(row: Row) -> Iterator[tuple[str, str]]:
 def _account(account: Accounting) -> Iterator[str]:
     """Bytes by role, in all and by tensor; rates below."""
     groups = account.groups
-    table = [("bytes", "all", *map(text.printable, groups))]
+    table = [("bytes", "all", *groups)]
     for role in ROWS:
         own = [g.roles.get(role, 0) for g in groups.values()]
         table.append((role, f"{account.roles[role]:,}", *(f"{n:,}" if n else "" for n in own)))
