@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 #: From the bottom up; a module may import what stands in its own layer or below.
 LAYERS = (
     {"vkv.errors", "vkv._version"},
-    {"vkv.header", "vkv.atomic"},
+    {"vkv.canonical", "vkv.header", "vkv.atomic"},
     {"vkv.container"},
     {"vkv.remote_source", "vkv.http_source"},
     {"vkv.document"},

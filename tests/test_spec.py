@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spec.__main__ import files
-from vkv import container, document, header
+from vkv import canonical, container, document, header
 from vkv.codecs import CODECS
 from vkv.codecs.base import DTYPES
 from vkv.document import open_document
@@ -162,9 +162,15 @@ def test_dtypes_of_raw():
     ("text", "value"),
     [
         ("`n` MUST be at most 2,097,152", container.MAX_JSON),
+        ("at most 65,536 of `{` and `[`", container.MAX_OPEN),
+        ("and 131,072 commas", container.MAX_COMMAS),
         ("The header MUST be at most 1,048,576 bytes", header.MAX_HEADER),
         ("starts at a multiple of 64", header.ALIGN),
         ("MUST NOT nest deeper than 4 lists", header.MAX_DEPTH),
+        ("MUST NOT have more than 4,096 of them", header.MANY),
+        ("nor more than 4,096 segments", header.MANY),
+        ("at most 4,096 entries", header.MANY),
+        ("nested at most 64 deep", canonical.MAX_NESTED),
         ("at most 64 times the bytes", document.MAX_EXPANSION),
         ("add up to at most 65,536 elements", document.FREE_ELEMENTS),
         ("`size` at most 64", form.MAX_SLOTS),

@@ -29,8 +29,11 @@ from vkv.header import ALIGN, ITEMSIZE
 
 HEADER = "vkv.header"
 METADATA = {"format": "vkv", "vkv": "1.0"}
-#: 10,000 tensors of 100 bytes each fit; parsed it stays under 64 MB.
+#: 10,000 tensors of 200 bytes each fit.
 MAX_JSON = 1 << 21
+#: ``{`` and ``[``, and commas, so that it stays small when it is parsed: an empty list takes 2
+#: bytes and 64. A tensor takes 3 and some 8 of them.
+MAX_OPEN, MAX_COMMAS = 1 << 16, 1 << 17
 #: Sizes above 2^48 bytes are no file; sums of them still fit 64 bits.
 MAX_SIZE = (1 << 48) - 1
 #: Bytes asked for at once when a file is opened: enough for JSON and header of most.
@@ -179,9 +182,18 @@ def parse(source: Source) -> dict[str, Entry]:
 
 
 def _parse_json(raw: bytes) -> dict[str, Any]:
+    opened, commas = raw.count(b"{") + raw.count(b"["), raw.count(b",")
+    if opened > MAX_OPEN or commas > MAX_COMMAS:
+        raise ContainerError(
+            f"JSON header of {opened} braces and brackets and {commas} commas, the limits are "
+            f"{MAX_OPEN} and {MAX_COMMAS}",
+            rule="C2",
+        )
     try:
         text = raw.decode()
-        table = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        table = json.loads(
+            text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole
+        )
         if "\\" in text:  # an escape can stand for half a character, which no UTF-8 has
             json.dumps(table, ensure_ascii=False).encode()
     except UnicodeDecodeError:
@@ -215,6 +227,12 @@ def _no_constant(text: str) -> None:
     raise ContainerError(f"{text} is not JSON", rule="C3")
 
 
+def _whole(text: str) -> int:
+    if text.startswith("-"):  # -0 too, which other readers refuse
+        raise ContainerError(f"{text[:20]}, expected no number below 0", rule="C3")
+    return int(text)
+
+
 def _entry(name: str, value: Any, base: int) -> Entry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise ContainerError("expected exactly dtype, shape and data_offsets", rule="C3", at=name)
@@ -226,6 +244,10 @@ def _entry(name: str, value: Any, base: int) -> Entry:
             "shape and data_offsets must be lists of whole numbers from 0 to 2^48 - 1",
             rule="C3",
             at=name,
+        )
+    if prod(filter(None, shape)) > MAX_SIZE:
+        raise ContainerError(
+            f"shape {shape}, expected sizes below 2^48 together", rule="C3", at=name
         )
     nbytes = prod(shape) * ITEMSIZE[dtype]
     if offsets[1] - offsets[0] != nbytes:

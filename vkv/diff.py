@@ -15,6 +15,8 @@ from vkv.info import describe
 from vkv.live.form import check_layers
 
 MISSING = "—"
+#: Token ids compared at a time.
+BLOCK = 1 << 12
 
 _LAYER = re.compile(r"layers\[(\d+)\](.*)")
 
@@ -197,15 +199,21 @@ def _table(head: Header, name: str) -> bytes | None:
 
 
 def _tokens(found: Diff, a: Document, b: Document) -> None:
-    x, y = a.tokens(), b.tokens()
-    counts = None if x is None else len(x), None if y is None else len(y)
-    found.tokens = counts
-    found.add("tokens.count", *counts)
-    if x is not None and y is not None:
-        pairs = enumerate(zip(x, y, strict=False))
-        found.common = next((i for i, (p, q) in pairs if p != q), min(len(x), len(y)))
-        if found.common < min(len(x), len(y)):
-            found.add(f"tokens[{found.common}]", x[found.common], y[found.common])
+    p, q = a.header.tokens, b.header.tokens
+    found.tokens = (None if p is None else p.count, None if q is None else q.count)
+    found.add("tokens.count", *found.tokens)
+    if p is None or q is None:
+        return
+    shorter = found.common = min(p.count, q.count)
+    if p.digest == q.digest:
+        return
+    x, y = (memoryview(d.read(t.tensor)).cast("I") for d, t in ((a, p), (b, q)))
+    for start in range(0, shorter, BLOCK):
+        if x[start : start + BLOCK] != y[start : start + BLOCK]:
+            at = next(i for i in range(start, shorter) if x[i] != y[i])
+            found.common = at
+            found.add(f"tokens[{at}]", x[at], y[at])
+            return
 
 
 def _layers(found: Diff, a: Header, b: Header) -> None:

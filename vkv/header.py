@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from vkv import canonical
 from vkv.errors import HeaderError, UnsupportedError
 
 MAJOR, MINOR = 1, 0
@@ -21,14 +22,19 @@ VERSION = f"{MAJOR}.{MINOR}"
 #: Features a reader of this build understands (H4). Grows with minor versions.
 KNOWN_NEEDS: frozenset[str] = frozenset({"files", "rope"})
 
-#: One header in memory costs up to 77 times its bytes (a list of empty maps), so
-#: 1 MiB keeps a hostile one near 80 MB. 6,000 stored tensors fit.
+#: 6,000 stored tensors fit. Decoded, the smallest things of which a field may have any number
+#: (frequencies) take 49 times their bytes.
 MAX_HEADER = 1 << 20
 ALIGN = 64
 #: Key ``pad`` and the head of its bytes.
 PAD_OVERHEAD = 6
 #: CacheList inside CacheList; the deepest model known nests once.
 MAX_DEPTH = 4
+#: Entries of a list or map that models make longer: layers, segments and what there is one of for
+#: each; entries of the others; and frequencies of a rope.
+MANY, FEW, MAX_FREQS = 4096, 64, 1 << 15
+#: More than any model takes; as a list they are nine times their bytes.
+MAX_TOKENS = 1 << 22
 #: Other files that one may stand on; each is held open while it is read.
 MAX_FILES = 64
 
@@ -47,6 +53,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 48) - 1)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=8)]
 Scalar = int | float | str | bool
+Many = msgspec.Meta(max_length=MANY)
+Few = msgspec.Meta(max_length=FEW)
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,7 +85,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dims: Annotated[int, msgspec.Meta(ge=2, le=1 << 16)]
     traditional: bool = False
     base: float | None = None
-    freqs: tuple[float, ...] | None = None
+    freqs: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_FREQS)] | None = None
     scale: float = 1.0
     mscale: float = 1.0
 
@@ -93,9 +101,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     codec: Name
     version: Annotated[int, msgspec.Meta(ge=1)]
-    params: dict[str, Scalar] = {}
+    params: Annotated[dict[str, Scalar], Few] = {}
     tokens: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)] | None = None
-    parts: dict[Name, Name]
+    parts: Annotated[dict[Name, Name], Few]
     rope: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
@@ -107,7 +115,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     dtype: Name
     shape: Shape
-    segments: tuple[Segment, ...]
+    segments: Annotated[tuple[Segment, ...], Many]
     note: str | None = None
 
 
@@ -115,9 +123,9 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One live cache: its kind, its scalars, its tensors or its children."""
 
     kind: Name
-    scalars: dict[str, int] = {}
+    scalars: Annotated[dict[str, int], Few] = {}
     tensors: dict[Name, Tensor] = {}
-    children: tuple[Layer, ...] = ()
+    children: Annotated[tuple[Layer, ...], Many] = ()
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,9 +135,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str
     config: str
     parameters: Count
-    layers: tuple[Digest, ...]
+    layers: Annotated[tuple[Digest, ...], Many]
     rest: Digest
-    ropes: tuple[int | None, ...] = ()
+    ropes: Annotated[tuple[int | None, ...], Many] = ()
 
 
 class Tokenizer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -143,7 +151,7 @@ class Tokenizer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The token ids: how many, and BLAKE3 of their little-endian u32 bytes."""
 
-    count: Count
+    count: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
     digest: Digest
     tensor: Name
 
@@ -161,16 +169,16 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     version: str
     producer: str
-    needs: tuple[str, ...] = ()
+    needs: Annotated[tuple[str, ...], Few] = ()
     created: str | None = None
     model: Model | None = None
     tokenizer: Tokenizer | None = None
     tokens: Tokens | None = None
-    ropes: tuple[Rope, ...] = ()
-    layers: tuple[Layer, ...]
+    ropes: Annotated[tuple[Rope, ...], Many] = ()
+    layers: Annotated[tuple[Layer, ...], Many]
     tensors: dict[Name, Stored]
-    tables: dict[Name, Name] = {}
-    metadata: dict[str, str] = {}
+    tables: Annotated[dict[Name, Name], Many] = {}
+    metadata: Annotated[dict[str, str], Many] = {}
     pad: bytes = b""
 
 
@@ -208,13 +216,8 @@ def load(raw: bytes) -> Header:
     """
     if len(raw) > MAX_HEADER:
         raise HeaderError(f"{len(raw)} bytes, the limit is {MAX_HEADER}", rule="H5", at="header")
-    _check_canonical(raw)
-    _check_version(raw)
-    try:
-        header = _DECODER.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as exc:
-        raise _mistyped(str(exc)) from None
-    _check_depth(header)
+    header = _decoded(raw)
+    _check_number(header)
     unknown = sorted(set(header.needs) - KNOWN_NEEDS)
     if unknown:
         raise UnsupportedError(
@@ -227,6 +230,26 @@ def load(raw: bytes) -> Header:
     return header
 
 
+def _decoded(raw: bytes) -> Header:
+    """The fields of canonical bytes.
+
+    Decoded by type first, which builds nothing that no field has. What an encoder makes of
+    the fields is canonical; other bytes are looked at one by one.
+    """
+    try:
+        header = _DECODER.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as exc:
+        canonical.check(raw)
+        _check_version(_version(raw))
+        raise _mistyped(str(exc)) from None
+    if _ENCODER.encode(header) != raw:
+        canonical.check(raw)
+    _check_version(header.version)
+    if header.pad.strip(b"\0"):
+        raise HeaderError("holds more than zeros", rule="H2", at="pad")
+    return header
+
+
 def _mistyped(message: str) -> HeaderError:
     """msgspec's words, its path ``$.layers[0].kind`` as ours."""
     found, _, path = message.partition(" - at `$.")
@@ -234,37 +257,36 @@ def _mistyped(message: str) -> HeaderError:
     return HeaderError(found, rule="H9" if at.startswith("metadata") else "H2", at=at)
 
 
-def _check_depth(header: Header) -> None:
+def _check_number(header: Header) -> None:
     """Before anything walks the layers, which takes a frame of the stack a level."""
-    level = list(header.layers)
+    level, layers, segments = list(header.layers), 0, 0
     for _ in range(MAX_DEPTH + 1):
+        layers += len(level)
+        segments += sum(len(t.segments) for layer in level for t in layer.tensors.values())
+        if max(layers, segments) > MANY:
+            found = f"{layers} layers and {segments} segments, the limit is {MANY}"
+            raise HeaderError(found, rule="H8", at="layers")
         level = [child for layer in level for child in layer.children]
     if level:
         raise HeaderError(f"nested deeper than {MAX_DEPTH} lists", rule="H8", at="layers")
-
-
-def _check_canonical(raw: bytes) -> None:
-    try:
-        same = _ENCODER.encode(msgspec.msgpack.decode(raw)) == raw
-    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError) as exc:
-        raise HeaderError(f"not msgpack: {exc}", rule="H1", at="header") from None
-    if not same:
-        raise HeaderError(
-            "not canonical msgpack: keys must be sorted and unique, numbers in their shortest form",
-            rule="H1",
-            at="header",
-        )
 
 
 class _Version(msgspec.Struct):
     version: str
 
 
-def _check_version(raw: bytes) -> None:
+def _version(raw: bytes) -> str:
+    """The version of a header whose other fields may be those of another major."""
     try:
-        version = msgspec.msgpack.decode(raw, type=_Version).version
-        major, minor = (int(n) for n in version.split(".") if n.isascii() and n.isdecimal())
-    except (msgspec.MsgspecError, ValueError) as exc:
+        return msgspec.msgpack.decode(raw, type=_Version).version
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise HeaderError(f"no format version like '1.0': {exc}", rule="H2", at="version") from None
+
+
+def _check_version(version: str) -> None:
+    try:
+        major, minor = (int(n) for n in version[:20].split(".") if n.isascii() and n.isdecimal())
+    except ValueError as exc:
         raise HeaderError(f"no format version like '1.0': {exc}", rule="H2", at="version") from None
     if f"{major}.{minor}" != version:
         raise HeaderError(f"{version!r} is not of the form '1.0'", rule="H2", at="version")
@@ -419,8 +441,10 @@ def metadata(values: Mapping[str, Any] | None) -> dict[str, str]:
     """Check user metadata: text to text, as ``mlx_lm.save_prompt_cache`` has it.
 
     Raises:
-        HeaderError: A key or a value is not a string (H9).
+        HeaderError: A key or a value is not a string (H9), or they are too many.
     """
+    if values is not None and len(values) > MANY:
+        raise HeaderError(f"{len(values)} entries, the limit is {MANY}", rule="H9", at="metadata")
     for key, value in (values or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise HeaderError(f"{key!r}: {value!r} is not text to text", rule="H9", at="metadata")
