@@ -297,6 +297,9 @@ def check_ring(cache: RotatingKVCache) -> None:
     where = ring_positions(rows, cache.offset, cache.keep, cache._idx)
     assert list(where) == cache.keys[0, 0, :rows, 0].tolist()
     assert len(runs(where, rows)) <= 3
+    for start in range(0, rows, 3):
+        assert list(where[start : start + 5]) == list(where)[start : start + 5]
+    assert list(where[-3:]) == list(where)[-3:]
 
 
 @pytest.mark.parametrize(

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import mlx.core as mx
 
 from vkv.codecs.base import DTYPES
 from vkv.file import CacheFile
 from vkv.header import Layer
 from vkv.live.rope import ring_positions, rotate
+from vkv.live.runs import Spans
 
 
-def positions(layer: Layer, rows: int) -> tuple[int, ...] | range:
+def positions(layer: Layer, rows: int) -> Spans:
     """Absolute position of each row of a layer's keys, in storage order."""
     s = layer.scalars
     if layer.kind == "rotating":
-        return _ring(rows, s["offset"], s["keep"], s["idx"])
+        return ring_positions(rows, s["offset"], s["keep"], s["idx"])
     first = s.get("start", 0) if layer.kind == "chunked" else 0
-    return range(first, first + rows)
-
-
-#: Of the last ring alone: a tensor of many segments asks for the same one over and over.
-_ring = lru_cache(maxsize=1)(ring_positions)
+    return Spans([range(first, first + rows)])
 
 
 def decode_segment(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, pairwise
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, overload
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +17,35 @@ Positions = int | range | Sequence[int] | mx.array
 
 #: ``mx.fast.rope`` takes an int32 offset.
 MAX_POSITION = (1 << 31) - 1
+
+
+class Spans(Sequence[int]):
+    """Positions as runs of consecutive ones, which take no memory for each row."""
+
+    def __init__(self, spans: Iterable[range]):
+        self.spans: list[range] = []
+        for span in filter(len, spans):
+            if self.spans and self.spans[-1].stop == span.start:
+                span = range(self.spans.pop().start, span.stop)
+            self.spans.append(span)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.spans))
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Spans: ...
+    def __getitem__(self, index: int | slice) -> int | Spans:
+        if isinstance(index, int):
+            start = range(len(self))[index]
+            return self[start : start + 1].spans[0].start
+        start, stop, _ = index.indices(len(self))
+        cut = []
+        for span in self.spans:
+            cut.append(span[max(start, 0) : max(stop, 0)])
+            start, stop = start - len(span), stop - len(span)
+        return Spans(cut)
 
 
 def runs(positions: Positions, count: int) -> list[range]:
@@ -32,6 +61,8 @@ def runs(positions: Positions, count: int) -> list[range]:
         return []
     if isinstance(where, range):
         spans = [where]
+    elif isinstance(where, Spans):
+        spans = where.spans
     else:
         cuts = (np.flatnonzero(np.diff(where) != 1) + 1).tolist()
         spans = [
@@ -46,10 +77,10 @@ def runs(positions: Positions, count: int) -> list[range]:
 
 
 def rows(positions: Positions, count: int) -> Any:
-    """A range where the positions are consecutive anyhow, else an int64 array."""
+    """A range or runs where the positions are so anyhow, else an int64 array."""
     if isinstance(positions, int):
         return range(positions, positions + count)
-    if isinstance(positions, range) and positions.step == 1:
+    if isinstance(positions, Spans) or (isinstance(positions, range) and positions.step == 1):
         return positions
     try:
         return np.array(positions, dtype=np.int64)
@@ -59,7 +90,7 @@ def rows(positions: Positions, count: int) -> Any:
         ) from None
 
 
-def ring_positions(length: int, offset: int, keep: int, idx: int) -> range | tuple[int, ...]:
+def ring_positions(length: int, offset: int, keep: int, idx: int) -> Spans:
     """Absolute positions of the slots of a ``RotatingKVCache``, in storage order.
 
     Slots up to ``keep`` hold the first tokens for good. Of the others, those before
@@ -79,10 +110,10 @@ def ring_positions(length: int, offset: int, keep: int, idx: int) -> range | tup
         found = f"{length} rows, offset {offset}, keep {keep}, idx {idx}"
         raise CacheError(f"no ring has {found}", rule="L5", at="positions")
     if length == offset:
-        return range(length)
+        return Spans([range(length)])
     if not keep <= idx <= length:
         raise CacheError(
             f"idx {idx}, expected {keep} to {length} in a wrapped ring", rule="L5", at="positions"
         )
     newest, oldest = offset - (idx - keep), offset - (length - keep)
-    return tuple(chain(range(keep), range(newest, offset), range(oldest, newest)))
+    return Spans([range(keep), range(newest, offset), range(oldest, newest)])
