@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.cache import CacheList, KVCache, save_prompt_cache
 
 import vkv
+from vkv import mlx_lm_files
 from vkv.errors import CacheError, ContainerError, VkvError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "mlx_lm"
@@ -263,3 +264,43 @@ def test_mutated_bytes_raise_only_vkv_errors(tmp_path_factory, seed, where, inse
     path.write_bytes(raw[:at] + insert + raw[at + drop :])
     with contextlib.suppress(VkvError):
         vkv.convert(path, home / "mutated.vkv", durable=False)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    """Its name may have been that of a file when it was looked at."""
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(ContainerError, match=r"not a regular file \[C1\]"):
+        mlx_lm_files.read(tmp_path / "a")
+
+
+def test_a_file_that_changes_while_it_is_opened(tmp_path, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    mx.save_safetensors(
+        str(path), {"0.0": ones(1, 1, 3, 4), "0.1": ones(1, 1, 3, 4)}, {"2.0": "KVCache", "0.0": ""}
+    )
+    raw = path.read_bytes()
+
+    @contextlib.contextmanager
+    def opened(name, **options):
+        with safetensors.safe_open(name, **options) as file:
+            yield file
+        with path.open("r+b") as out:
+            out.write(raw.replace(b"[1,1,3,4]", b"[1,1,4,3]"))
+
+    monkeypatch.setattr(mlx_lm_files, "safe_open", opened)
+    with pytest.raises(ContainerError) as caught:
+        vkv.convert(path, tmp_path / "b.vkv")
+    assert caught.value.rule == "C1"
+    assert not (tmp_path / "b.vkv").exists()
+
+
+def test_a_file_cut_while_it_is_converted(tmp_path):
+    path = tmp_path / "a.safetensors"
+    mx.save_safetensors(
+        str(path),
+        {"0.0": ones(1, 1, 300, 64), "0.1": ones(1, 1, 300, 64)},
+        {"2.0": "KVCache", "0.0": ""},
+    )
+    with pytest.raises(ContainerError, match=r"cannot be read: .* \[C1\]"):
+        vkv.convert(path, tmp_path / "b.vkv", progress=lambda *_: os.truncate(path, 600))
+    assert not (tmp_path / "b.vkv").exists()

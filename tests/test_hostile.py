@@ -377,6 +377,24 @@ def test_file_cut_short_after_it_was_opened(tmp_path):
         assert len(vkv.load(GOOD / "raw-kv-f32.vkv").cache) == 2
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"layers.1.keys", b"layers.1.keyz"), (b'"F32"', b'"I32"'), (b"[1,2,3,8]", b"[1,2,8,3]"),
+     (b"data_offsets", b"data_offsetz"), (b'{"', b"{{")],
+)  # fmt: skip
+def test_table_rewritten_after_the_file_was_opened(old, new, tmp_path):
+    path = tmp_path / "a.vkv"
+    path.write_bytes((GOOD / "raw-kv-f32.vkv").read_bytes())
+    with open_file(path) as file:
+        size = file.document.entries[container.HEADER].start
+        raw = path.read_bytes()
+        with path.open("r+b") as out:  # in place: the descriptor sees it
+            out.write(raw[:size].replace(old, new))
+        with pytest.raises(ContainerError) as caught:
+            file.array("layers.1.keys.0.data")
+        assert caught.value.rule == "C1"
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
 def test_loads_leave_neither_threads_nor_descriptors():
     def held() -> tuple[int, int]:

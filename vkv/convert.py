@@ -98,10 +98,12 @@ def convert(
         layers, text = mlx_lm_files.read(src)
         head = header.replace(head, metadata=text | head.metadata)
         head = _identified(head, plan, len(layers), model, tokenizer)
-        with lent(plan, head, basis):
-            return write(
-                dst, head, plan, _drain(layers), tokens, durable=durable, progress=progress
-            )
+        snapshots = _drain(layers)
+        try:
+            with lent(plan, head, basis):
+                return write(dst, head, plan, snapshots, tokens, durable=durable, progress=progress)
+        except RuntimeError as exc:  # MLX's, of an array that is no longer in the file
+            raise ContainerError(f"cannot be read: {exc}", rule="C1", at=os.fspath(src)) from None
     with file:
         check_cache(file.header)
         check_layers(file.header)

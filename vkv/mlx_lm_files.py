@@ -27,9 +27,10 @@ from typing import Any
 import mlx.core as mx
 from safetensors import SafetensorError, safe_open
 
-from vkv.codecs.base import DTYPES
+from vkv.codecs.base import DTYPES, NAMES
+from vkv.container import FileSource
 from vkv.errors import CacheError, ContainerError, VkvError
-from vkv.header import MAX_DEPTH
+from vkv.header import MAX_DEPTH, MAX_TOKENS
 from vkv.live.kinds import Snapshot
 from vkv.mlx_lm_layers import CLASSES, Saved, Tree, items, shown, snapshot
 
@@ -37,8 +38,8 @@ from vkv.mlx_lm_layers import CLASSES, Saved, Tree, items, shown, snapshot
 MAX_DOTS = 4 + 2 * (MAX_DEPTH + 1)
 MAX_NDIM, MAX_DIM = 8, (1 << 31) - 1
 #: Rows of an array that has no bytes (some caches keep no values), so that no small
-#: file can ask for much work: more tokens than any context.
-MAX_EMPTY = 1 << 24
+#: file can ask for much work.
+MAX_EMPTY = MAX_TOKENS
 ASCII = range(1, 128)
 
 #: Kind -> names of its numbers, to 0.31; before 0.25 ``step`` was one of them.
@@ -95,16 +96,26 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Snapshot], dict[str, str]]:
 
 
 def _open(name: str) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """Lazy arrays and metadata, after the ``safetensors`` library has checked the framing."""
+    """Lazy arrays and metadata, after the ``safetensors`` library has checked the framing.
+
+    The name is opened once, since another file may take it meanwhile.
+    """
+    source = FileSource(name)
     try:
-        with safe_open(name, framework="numpy") as file:
+        path = f"/dev/fd/{source.fileno()}"
+        with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
-            for key in file.keys():  # noqa: SIM118  # not a dict
-                part = file.get_slice(key)
-                _check_form(key, part.get_dtype(), part.get_shape())
-        arrays: Any = mx.load(name, format="safetensors")
+            parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  # no dict
+            forms = {key: (part.get_dtype(), part.get_shape()) for key, part in parts.items()}
+        for key, form in forms.items():
+            _check_form(key, *form)
+        arrays: Any = mx.load(path, format="safetensors")
     except (SafetensorError, RuntimeError, ValueError) as exc:
         raise ContainerError(f"{exc}"[:200], rule="C3") from None
+    finally:
+        source.close()
+    if forms != {key: (NAMES[x.dtype], list(x.shape)) for key, x in arrays.items()}:
+        raise ContainerError("changed while it was opened", rule="C1")
     return arrays, metadata
 
 

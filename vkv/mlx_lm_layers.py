@@ -172,8 +172,8 @@ def _padding(values: dict[str, Value], start: int, rows: int, at: str) -> int:
     for value in values.values():
         if value.x is not None:
             used = used | (value.x[..., rows - tail : rows, :] != 0).any(axis=(0, 1, 3))
-    found: Any = used.tolist()
-    padding: int = found[::-1].index(True) if True in found else tail
+    last: Any = mx.argmax(used[::-1]).item() if used.any() else tail
+    padding = int(last)
     if padding == rows:
         raise CacheError(f"{rows} rows, all of them zeros", rule="L5", at=at)
     return padding

@@ -21,7 +21,7 @@ import mlx.core as mx
 from blake3 import blake3
 
 from vkv import cuda
-from vkv.codecs.base import DTYPES, memory
+from vkv.codecs.base import DTYPES, NAMES, memory
 from vkv.container import BytesSource, FileSource
 from vkv.document import Document
 from vkv.errors import ContainerError, HeaderError
@@ -98,7 +98,10 @@ class LazyReader:
         if not self._tables or name not in self._tables[0]:  # new, or read before and let go
             self._tables = [self._table(stream) for stream in _streams()]
         self._turn += 1
-        return self._tables[self._turn % STREAMS][name]
+        found = self._tables[self._turn % STREAMS].get(name)
+        if found is None or (NAMES[found.dtype], found.shape) != (entry.dtype, entry.shape):
+            raise ContainerError("changed after it was opened", rule="C1", at=name)
+        return found
 
     def _table(self, stream: mx.Stream) -> dict[str, mx.array]:
         path = f"/dev/fd/{self._source.fileno()}"
