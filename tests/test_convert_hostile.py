@@ -18,7 +18,7 @@ from mlx_lm.models.cache import CacheList, KVCache, save_prompt_cache
 
 import vkv
 from vkv import mlx_lm_files
-from vkv.errors import CacheError, ContainerError, VkvError
+from vkv.errors import CacheError, CodecError, ContainerError, VkvError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "mlx_lm"
 
@@ -303,4 +303,16 @@ def test_a_file_cut_while_it_is_converted(tmp_path):
     )
     with pytest.raises(ContainerError, match=r"cannot be read: .* \[C1\]"):
         vkv.convert(path, tmp_path / "b.vkv", progress=lambda *_: os.truncate(path, 600))
+    assert not (tmp_path / "b.vkv").exists()
+
+
+def test_codes_that_no_reader_takes(tmp_path):
+    """mlx-lm quantizes infinite keys without a word; a file of them would not load."""
+    cache = KVCache()
+    cache.update_and_fetch(ones(1, 1, 3, 64) * mx.inf, ones(1, 1, 3, 64))
+    save_prompt_cache(str(tmp_path / "a.safetensors"), [cache.to_quantized()])
+    with pytest.raises(CodecError) as caught:
+        vkv.convert(tmp_path / "a.safetensors", tmp_path / "b.vkv")
+    assert caught.value.rule == "A3"
+    assert str(caught.value.at).startswith("layers[0].keys")
     assert not (tmp_path / "b.vkv").exists()

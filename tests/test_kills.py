@@ -179,7 +179,8 @@ def test_kills_of_a_save_of_live_caches(tmp_path):
         print("ready", flush=True)
         for n in range(1, 1 << 30):
             cache = KVCache()
-            cache.update_and_fetch(mx.full((1, 2, 500, 64), n), mx.full((1, 2, 500, 64), n))
+            x = mx.full((1, 2, 500, 64), float(n))
+            cache.update_and_fetch(x, x)
             vkv.save(sys.argv[1], [cache], tokens=[n] * 500, codec="affine:bits=8")
     """
     path = tmp_path / "a.vkv"

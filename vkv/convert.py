@@ -171,10 +171,28 @@ def _tokens(file: CacheFile, given: Any) -> Any:
 
 
 def _drain(layers: list[Snapshot]) -> Iterator[Snapshot]:
-    """Each layer in turn, none of them held here any longer."""
-    layers.reverse()
+    """Each layer in turn, its codes checked, none of them held here any longer.
+
+    Raises:
+        CodecError: Codes that no reader takes (A3).
+    """
+    count, layers = len(layers), layers[::-1]
     while layers:
-        yield layers.pop()
+        at = f"layers[{count - len(layers)}]"
+        layer = layers.pop()
+        _check_codes(layer, at)
+        yield layer
+
+
+def _check_codes(layer: Snapshot, at: str) -> None:
+    for name, value in layer.values.items():
+        for kept in value.kept:
+            try:
+                kept.codec.validate(kept.parts, (*value.shape[:-2], kept.tokens, value.shape[-1]))
+            except VkvError as exc:
+                raise exc.within(f"{at}.{name}") from None
+    for i, child in enumerate(layer.children):
+        _check_codes(child, f"{at}.children[{i}]")
 
 
 def _decoded(file: CacheFile) -> Iterator[Snapshot]:

@@ -7,6 +7,7 @@ so equal headers are equal bytes and the file's id is a digest of them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
@@ -35,6 +36,8 @@ MAX_DEPTH = 4
 MANY, FEW, MAX_FREQS = 4096, 64, 1 << 15
 #: More than any model takes; as a list they are nine times their bytes.
 MAX_TOKENS = 1 << 22
+#: What a rope's numbers are between. The largest base known is 1e11.
+ROPE_RANGE = (1e-12, 1e12)
 #: Other files that one may stand on; each is held open while it is read.
 MAX_FILES = 64
 
@@ -346,6 +349,9 @@ def _check_references(header: Header) -> None:
     if header.model is not None:
         for index in header.model.ropes:
             _check_rope(index, header, "model.ropes")
+        if header.layers and len(header.model.ropes) not in (0, len(header.layers)):
+            found = f"{len(header.model.ropes)} entries for {len(header.layers)} layers"
+            raise HeaderError(found, rule="H6", at="model.ropes")
     for name, stored in header.tensors.items():
         if uses[name] == 0 or (uses[name] > 1 and stored.role != "table"):
             raise HeaderError(
@@ -396,6 +402,11 @@ def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) 
     if segment.tokens is not None and len(tensor.shape) < 2:
         raise HeaderError(f"counts tokens in a tensor of shape {tensor.shape}", rule="H7", at=path)
     _check_rope(segment.rope, header, path)
+    if segment.rope is not None:
+        try:
+            check_rope(header.ropes[segment.rope], tensor.shape[-1] if tensor.shape else 0)
+        except HeaderError as exc:
+            raise exc.within(path) from None
     if segment.rope is not None and "rope" not in header.needs:
         raise HeaderError("rotated keys, but needs does not list 'rope'", rule="H4", at=path)
     return list(segment.parts.values())
@@ -430,6 +441,32 @@ def _check_tokens(tokens: Tokens, tensors: dict[str, Stored]) -> str:
     if stored.digest != tokens.digest:
         raise HeaderError("its digest is not that of its tensor", rule="H6", at="tokens")
     return tokens.tensor
+
+
+def check_rope(rope: Rope, dim: int) -> None:
+    """Refuse a rope that ``mx.fast.rope`` cannot apply to ``dim`` channels.
+
+    Numbers are such that no angle of any position leaves float32. A frequency may be
+    infinite: it turns nothing.
+
+    Raises:
+        HeaderError: Says what was found (H2).
+    """
+    factors = [rope.scale, rope.mscale, 1.0 if rope.base is None else rope.base]
+    low, high = ROPE_RANGE
+    if rope.dims % 2 or not 0 < rope.dims <= dim:
+        found = f"{rope.dims} dims, expected an even number up to {dim}"
+    elif (rope.base is None) == (rope.freqs is None):
+        found = "base and freqs both or neither, expected one of them"
+    elif rope.freqs is not None and len(rope.freqs) != rope.dims // 2:
+        found = f"{len(rope.freqs)} freqs, expected {rope.dims // 2}"
+    elif not all(low <= n <= high for n in factors):
+        found = f"scale, mscale, base {factors}, expected numbers from {low} to {high}"
+    elif not all(low <= n <= high or n == math.inf for n in rope.freqs or ()):
+        found = f"odd freqs, expected numbers from {low} to {high}, or infinite ones"
+    else:
+        return
+    raise HeaderError(found, rule="H2", at="rope")
 
 
 def _check_rope(index: int | None, header: Header, at: str) -> None:

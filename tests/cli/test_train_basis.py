@@ -45,7 +45,7 @@ def test_save_inspect_generate_convert(run, place):
     assert list(info.files) == [vkv.inspect(basis).id]
     assert f"stands on  {vkv.inspect(basis).id}, 4 tensors" in run("inspect", place / "a.vkv").out
     assert run("validate", "--deep", place / "a.vkv", basis).status == 0
-    args = ["-p", " you", "-m", 4, "--json"]
+    args = ["--model", model, "-p", " you", "-m", 4, "--json"]
     first = run("generate", place / "a.vkv", *args, "--save", place / "b.vkv", *codec).json
     assert list(first["saved"]["files"]) == list(info.files)
     (place / "alone").mkdir()
@@ -60,7 +60,7 @@ def test_a_basis_shows_as_one(run, place):
     assert vkv.inspect(basis).metadata["by"] == "me"
     shown = run("inspect", basis).out
     assert "tables     4, for other files" in shown
-    ran = run("generate", basis, "-p", "Hello")
+    ran = run("generate", basis, "-p", "Hello", "--model", place / "model")
     assert ran.status == 1
     assert ran.err.endswith("[L9]\n")
 

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from fixtures.models import tiny
 from vkv import header, identity
-from vkv.header import Header
+from vkv.header import Header, Layer
 from vkv.identity.compare import MAX_FIELDS
 from vkv.identity.model import SAMPLE, _bits
 
@@ -288,7 +288,8 @@ def test_equal_ropes_are_shared() -> None:
 
 def test_the_header_takes_the_identity() -> None:
     model, ropes = identity.of_model(tiny.llama(rope_scaling=LLAMA3))
-    head = Header(version="1.0", producer="t", model=model, ropes=ropes, layers=(), tensors={})
+    layers = (Layer(kind="kv", scalars={"offset": 0}),) * len(model.ropes)
+    head = Header(version="1.0", producer="t", model=model, ropes=ropes, layers=layers, tensors={})
     back = header.load(header.dump(head))
     assert (back.model, back.ropes) == (model, ropes)
 

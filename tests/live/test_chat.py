@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ArraysCache, KVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -197,3 +197,12 @@ def test_messages(act, error, message):
     with pytest.raises(error) as found:
         act()
     assert str(found.value) == message
+
+
+def test_a_batch_is_no_chat(joining):
+    cache = KVCache()
+    rows = mx.zeros((5, 1, 2, 4))
+    cache.update_and_fetch(rows, rows)
+    for held in (cache, CacheList(cache)):
+        with pytest.raises(CacheError, match=r"5 sequences, a chat goes on from one \[L8\]"):
+            chat.resume(prompt([1, 2], held), joining, "x", plain=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx_lm.models.cache import (
     ArraysCache,
@@ -14,7 +15,7 @@ from mlx_lm.models.cache import (
 )
 
 import vkv
-from vkv.errors import CacheError
+from vkv.errors import CacheError, VkvError
 
 
 def filled(cache, tokens: int):
@@ -33,6 +34,29 @@ def recurrent():
 def loaded(tmp_path, *caches, tokens=10):
     vkv.save(tmp_path / "a.vkv", list(caches), tokens=range(tokens))
     return vkv.load(tmp_path / "a.vkv")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rest"),
+    [
+        (np.arange(12), [10, 11]),
+        (mx.array([[*range(10), 3]]), [3]),
+        (range(11), [10]),
+        ((0, 1), [1]),
+    ],
+    ids=["numpy", "mlx", "range", "tuple"],
+)
+def test_resume_takes_ids_as_save_does(tmp_path, tokens, rest):
+    assert loaded(tmp_path, filled(KVCache(), 10)).resume(tokens) == rest
+
+
+@pytest.mark.parametrize("tokens", ["012", [1.0], [-1], [1 << 40], [[1], [2]], None, [None]])
+def test_resume_refuses_what_is_no_token(tmp_path, tokens):
+    prompt = loaded(tmp_path, filled(KVCache(), 10))
+    with pytest.raises(VkvError) as caught:
+        prompt.resume(tokens)
+    assert caught.value.rule == "I2"
+    assert prompt.cache[0].offset == len(prompt.tokens) == 10
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,11 @@ BAD_ROPES: dict[str, Rope] = {
     "base 0": Rope(dims=DIM, base=0.0),
     "mscale 0": Rope(dims=DIM, base=1e4, mscale=0.0),
     "scale nan": Rope(dims=DIM, base=1e4, scale=math.nan),
+    "base below 0": Rope(dims=DIM, base=-1e4),
+    "base past float32": Rope(dims=DIM, base=1e39),
+    "freqs 0": Rope(dims=2, freqs=(0.0,)),
+    "freqs nan": Rope(dims=2, freqs=(math.nan,)),
+    "freqs that float32 has not": Rope(dims=2, freqs=(1e-310,)),
     "mscale infinite": Rope(dims=DIM, base=1e4, mscale=math.inf),
 }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -11,6 +14,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 import vkv
 from fixtures.models import tiny
+from tests.hostile import opened
 from vkv.errors import CacheError, DigestError, MismatchError, VkvError
 
 TOKENS = [(3 * i * i + i) % tiny.VOCAB for i in range(20)]
@@ -154,3 +158,72 @@ def test_any_call_of_mlx_lm_works_on_a_loaded_cache(tmp_path):
         assert cache.is_trimmable()
         assert copy.deepcopy(cache).trim(3) == 3
         cache.make_mask(2, window_size=None, return_array=False)
+
+
+def forged(path: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
+    """A file of the tiny llama, its identity left out and its layers changed."""
+    model = tiny.llama()
+    cache = make_prompt_cache(model)
+    model(mx.array([[1, 2, 3]]), cache=cache)
+    vkv.save(path, cache, tokens=[1, 2, 3])
+    draft = opened(path.read_bytes())
+    edit(draft.header)
+    draft.data = {name: draft.data[name] for name in draft.header["tensors"]}
+    path.write_bytes(draft.build())
+    return path
+
+
+def halved(header: dict[str, Any]) -> None:
+    """Half the width, and so twice the rows of tensors that are as long."""
+    for layer in header["layers"]:
+        layer["scalars"]["offset"] *= 2
+        for tensor in layer["tensors"].values():
+            batch, heads, rows, dim = tensor["shape"]
+            tensor["shape"] = [batch, heads, rows * 2, dim // 2]
+            tensor["segments"][0]["tokens"] *= 2
+            part = tensor["segments"][0]["parts"]["data"]
+            header["tensors"][part]["shape"] = tensor["shape"]
+    del header["tokens"], header["tensors"]["vkv.tokens"]
+
+
+def emptied(header: dict[str, Any]) -> None:
+    for layer in header["layers"]:
+        for tensor in layer.pop("tensors").values():
+            del header["tensors"][tensor["segments"][0]["parts"]["data"]]
+        layer["scalars"]["offset"] = 0
+
+
+def chunked(header: dict[str, Any]) -> None:
+    for layer in header["layers"]:
+        layer["kind"] = "chunked"
+        layer["scalars"] |= {"chunk_size": 8, "start": 0}
+
+
+def listed(header: dict[str, Any]) -> None:
+    header["layers"] = [{"kind": "list", "children": [layer]} for layer in header["layers"]]
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (halved, "2 KV heads of 16 and 16 channels in the file, 2 KV heads of 32 and 32 channels"),
+        (emptied, "nothing in the file, something in the model"),
+        (chunked, "kind chunked in the file, kv in the model"),
+        (listed, "kind list in the file, kv in the model"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_caches_that_no_model_makes_are_refused_without_an_identity(edit, expected, tmp_path):
+    path = forged(tmp_path / "a.vkv", edit)
+    vkv.load(path)  # nobody says what it is for
+    with pytest.raises(MismatchError) as caught:
+        vkv.load(path, model=tiny.llama())
+    assert str(caught.value).startswith(f"layer 0 and 1 more: {expected}")
+
+
+def test_bounded_and_quantized_caches_take_the_place_of_a_models_own(tmp_path):
+    model = tiny.llama(head_dim=64)
+    for cache in (make_prompt_cache(model, 16), [KVCache().to_quantized() for _ in range(2)]):
+        model(mx.array([[1, 2, 3]]), cache=cache)
+        vkv.save(tmp_path / "a.vkv", cache, tokens=[1, 2, 3])
+        assert len(vkv.load(tmp_path / "a.vkv", model=model).cache) == 2

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vkv.errors import CacheError, VkvError
+from vkv.live.packed import PackedKVCache
 from vkv.live.prompt import Prompt, common_prefix
 
 Messages = Sequence[Mapping[str, Any]]
@@ -62,11 +63,15 @@ def resume(
         options: Passed on to the template.
 
     Raises:
-        CacheError: The file holds no token ids, or there is nothing to compute (L8).
+        CacheError: The file holds no token ids, or several sequences, or there is nothing to
+            compute (L8).
         VkvError: The template refuses the message.
     """
     if prompt.tokens is None:
         raise CacheError("the file holds no token ids, so no prompt can go on from it", rule="L8")
+    sequences = max(map(_sequences, prompt.cache), default=1)
+    if sequences > 1:
+        raise CacheError(f"{sequences} sequences, a chat goes on from one", rule="L8")
     held = tokenizer.decode(prompt.tokens, skip_special_tokens=False)
     rest = text if plain else remainder(tokenizer, held, text, **options)
     appended = prompt.tokens + encode(tokenizer, rest)
@@ -77,6 +82,17 @@ def resume(
         return prompt.resume(whole)
     except CacheError:
         return prompt.resume(appended)
+
+
+def _sequences(cache: Any) -> int:
+    """Sequences that a cache holds; 1 where it does not say."""
+    if hasattr(cache, "caches"):
+        return max(map(_sequences, cache.caches), default=1)
+    held = getattr(cache, "keys", None)
+    if isinstance(cache, PackedKVCache):
+        held = cache.rows_keys.tail
+    keys = held[0] if isinstance(held, tuple | list) else held
+    return 1 if keys is None else int(keys.shape[0])
 
 
 def remainder(tokenizer: Any, held: str, text: str, **options: Any) -> str:

@@ -17,6 +17,8 @@ SCALARS: dict[str, tuple[str, ...]] = {
     "arrays": ("size",),
     "list": (),
 }
+#: What ``mx.quantize`` takes.
+BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 #: What a codec other than ``raw`` decodes to.
 FLOATS = ("F16", "BF16", "F32")
 #: Slots of a recurrent cache; models use a handful.
@@ -123,12 +125,26 @@ def check_layer(layer: Layer, at: str) -> None:
         if name != "keys" and any(segment.rope is not None for segment in tensor.segments):
             raise CacheError("rotated, but only keys are", rule="L4", at=f"{at}.{name}")
         _check_dtypes(tensor, f"{at}.{name}")
+    _check_sizes(layer, at)
     if layer.kind == "arrays":
         _check_arrays(layer, at)
     elif layer.kind == "list":
         _check_names(layer, set(), at)
     else:
         _check_rows(layer, at)
+
+
+def _check_sizes(layer: Layer, at: str) -> None:
+    """Of what a cache divides by, or goes round in, even where it is empty."""
+    s = layer.scalars
+    if layer.kind == "quantized" and (s["bits"] not in BITS or s["group_size"] not in GROUPS):
+        found = f"{s['bits']} bits in groups of {s['group_size']}, expected {BITS} in {GROUPS}"
+        raise CacheError(found, rule="L3", at=at)
+    if layer.kind == "chunked" and s["chunk_size"] == 0:
+        raise CacheError("chunk_size 0, expected more", rule="L3", at=at)
+    if layer.kind == "rotating" and s["keep"] >= s["max_size"]:
+        found = f"keep {s['keep']} of max_size {s['max_size']}, expected less"
+        raise CacheError(found, rule="L5", at=at)
 
 
 def _check_dtypes(tensor: Tensor, at: str) -> None:
@@ -162,11 +178,15 @@ def _check_rows(layer: Layer, at: str) -> None:
     """Keys and values: both or none, 4-D, alike but for the head dim, as long as promised."""
     _check_names(layer, {"keys", "values"}, at)
     rows = _expected_rows(layer, at)
-    if not layer.tensors and rows in (0, None):
+    if not layer.tensors and rows == 0:
         return
     if layer.tensors.keys() != {"keys", "values"}:
         have = ", ".join(layer.tensors) or "no tensor"
         raise CacheError(f"has {have}, expected keys and values", rule="L4", at=at)
+    for name, tensor in sorted(layer.tensors.items()):
+        if tensor.dtype not in FLOATS:
+            found = f"{tensor.dtype}, expected one of {', '.join(FLOATS)}"
+            raise CacheError(found, rule="L4", at=f"{at}.{name}")
     keys, values = layer.tensors["keys"].shape, layer.tensors["values"].shape
     if len(keys) != 4 or keys[:3] != values[:3] or len(values) != 4:
         raise CacheError(
@@ -211,13 +231,13 @@ def _expected_rows(layer: Layer, at: str) -> int | None:
             )
         return offset - layer.scalars["start"]
     if layer.kind == "rotating":
-        return 0 if offset == 0 else None
+        return None if offset or layer.scalars["idx"] else 0
     return offset
 
 
 def _check_ring(layer: Layer, rows: int, at: str) -> None:
     s = layer.scalars
     full = min(s["offset"], s["max_size"])
-    low = s["keep"] if rows < s["offset"] else 0
-    if not full <= rows <= s["offset"] or not low <= s["idx"] <= rows or s["keep"] > s["max_size"]:
+    low = s["keep"] if rows < s["offset"] else rows
+    if not full <= rows <= s["offset"] or not low <= s["idx"] <= rows:
         raise CacheError(f"{rows} rows do not fit a ring of {dict(s)}", rule="L5", at=at)

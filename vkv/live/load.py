@@ -15,6 +15,7 @@ from vkv.errors import CacheError, MismatchError
 from vkv.file import CacheFile, open_file
 from vkv.header import Header, Layer
 from vkv.info import of_document
+from vkv.live import shape
 from vkv.live.decode import decode
 from vkv.live.form import check_cache, check_heads, check_layers, is_basis
 from vkv.live.kinds import KINDS, Loaded, cache_class
@@ -143,9 +144,7 @@ def _model(head: Header, model: Any) -> list[str]:
         found = identity.differences(head.model, head.ropes, live, ropes)
         if found:
             return found
-    if len(head.layers) != len(live.ropes) and not is_basis(head):
-        return [f"{len(head.layers)} caches in the file, the model takes {len(live.ropes)}"]
-    return []
+    return [] if is_basis(head) else shape.differences(head, model)
 
 
 class _Progress:

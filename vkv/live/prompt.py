@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vkv import identity
 from vkv.errors import CacheError
 from vkv.info import Info
 
@@ -27,7 +28,7 @@ class Prompt:
     def __repr__(self) -> str:
         return f"<Prompt of {len(self.cache)} caches from {self.info!r}>"
 
-    def resume(self, tokens: Sequence[int]) -> list[int]:
+    def resume(self, tokens: Any) -> list[int]:
         """Fit the cache to a new prompt and return the tokens still to be computed.
 
         The cache is trimmed, in place, to the longest common prefix, and to one
@@ -35,7 +36,7 @@ class Prompt:
         logits. Either all layers are trimmed or none.
 
         Args:
-            tokens: The whole new prompt.
+            tokens: The whole new prompt, as ``vkv.save`` takes ids.
 
         Returns:
             The rest of ``tokens``; at least one id.
@@ -43,6 +44,7 @@ class Prompt:
         Raises:
             CacheError: The file holds no tokens, ``tokens`` is empty, or a layer
                 cannot go back so far (recurrent, or a ring that has wrapped) (L8).
+            VkvError: ``tokens`` are no token ids (I2).
         """
         if self.tokens is None:
             raise CacheError(
@@ -50,12 +52,13 @@ class Prompt:
                 "`vkv convert --model … --prompt …` adds them",
                 rule="L8",
             )
-        if not tokens:
+        ids = memoryview(identity.token_bytes(tokens)).cast("I").tolist()
+        if not ids:
             raise CacheError("an empty prompt: there is nothing to compute", rule="L8")
-        keep = min(common_prefix(self.tokens, tokens), len(tokens) - 1)
+        keep = min(common_prefix(self.tokens, ids), len(ids) - 1)
         trim(self.cache, len(self.tokens) - keep)
         self.tokens = self.tokens[:keep]
-        return list(tokens[keep:])
+        return ids[keep:]
 
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:

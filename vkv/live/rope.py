@@ -12,7 +12,6 @@ wrong by 1e-4, and more at far positions: there and back is then not one but
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from itertools import accumulate
 
@@ -20,10 +19,10 @@ import mlx.core as mx
 
 from vkv.codecs.kernels import on_cpu
 from vkv.errors import CacheError, HeaderError
-from vkv.header import Rope
+from vkv.header import Rope, check_rope
 from vkv.live.runs import Positions, ring_positions, rows, runs
 
-__all__ = ["check", "ring_positions", "rotate", "usable"]
+__all__ = ["ring_positions", "rotate", "usable"]
 
 #: Largest error of there and back, relative to the largest key; 2e-7 is usual.
 TOLERANCE = 1e-5
@@ -61,7 +60,7 @@ def rotate(
         HeaderError: ``rope`` cannot rotate ``D`` channels (H2).
         CacheError: Not ``T`` positions, or one outside 0 to ``MAX_POSITION`` (L5).
     """
-    check(rope, x.shape[-1])
+    check_rope(rope, x.shape[-1])
     spans = runs(positions, x.shape[-2])
     # On a GPU the kernel computes in float32 whatever it reads and writes.
     narrow = x.dtype == dtype and rope.mscale == 1.0 and not inverse and not on_cpu()
@@ -108,26 +107,6 @@ def _turn(x: mx.array, rope: Rope, offset: int, sign: float = 1.0) -> mx.array:
 def _freqs(values: tuple[float, ...]) -> mx.array:
     """The array of a header's ``freqs``, made once for all layers that share them."""
     return mx.array(values, dtype=mx.float32)
-
-
-def check(rope: Rope, dim: int) -> None:
-    """Refuse a rope that ``mx.fast.rope`` cannot apply to ``dim`` channels.
-
-    Raises:
-        HeaderError: Says what was found (H2).
-    """
-    factors = [rope.scale, rope.mscale, 1.0 if rope.base is None else rope.base]
-    if rope.dims % 2 or not 0 < rope.dims <= dim:
-        found = f"{rope.dims} dims, expected an even number up to {dim}"
-    elif (rope.base is None) == (rope.freqs is None):
-        found = "base and freqs both or neither, expected one of them"
-    elif rope.freqs is not None and len(rope.freqs) != rope.dims // 2:
-        found = f"{len(rope.freqs)} freqs, expected {rope.dims // 2}"
-    elif not all(math.isfinite(n) and n for n in factors):
-        found = f"scale, mscale, base {factors}, expected finite numbers other than 0"
-    else:
-        return
-    raise HeaderError(found, rule="H2", at="rope")
 
 
 def usable(rope: Rope, keys: mx.array, positions: Positions) -> bool:
