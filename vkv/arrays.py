@@ -53,9 +53,9 @@ def stored(x: mx.array) -> Pieces:
     """The bytes of ``x`` in row-major order, wherever it is. Evaluates it."""
     gpu = cuda.device()
     if gpu is not None:
-        x = mx.contiguous(x)
+        return cuda.Bytes(gpu, x)
     mx.eval(x)
-    return Bytes(x) if gpu is None else cuda.Bytes(gpu, x)
+    return Bytes(x)
 
 
 def copied(x: mx.array) -> bytes:

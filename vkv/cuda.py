@@ -74,15 +74,15 @@ class Device:
             self._current.set = True
 
     def address(self, x: mx.array) -> int:
-        """Where an evaluated, row-contiguous array that is not empty stands.
+        """Where the bytes ``x``, a vector of uint8 that is not empty, stand. Evaluates it.
 
-        The array must be held, and not be shown to the host, while the address is used.
+        They must be held, and not be shown to the host, while the address is used.
 
         Raises:
             OSError: Not in memory that the driver copies from.
         """
         (out,) = self._kernel(
-            inputs=[x.reshape(-1).view(mx.uint8)],
+            inputs=[x],
             output_shapes=[(1,)],
             output_dtypes=[mx.uint64],
             grid=(1, 1, 1),
@@ -130,14 +130,17 @@ class Stage:
 
 
 class Bytes:
-    """The bytes of an evaluated, row-contiguous array on the GPU, piece by piece.
+    """The bytes of an array on the GPU in row-major order, piece by piece.
 
     Made in the thread that made the array; any thread may go through it.
     """
 
     def __init__(self, device: Device, x: mx.array):
-        self._device, self._x, self.nbytes = device, x, x.nbytes
-        self._address = device.address(x) if x.nbytes else 0
+        self.nbytes, self._device = x.nbytes, device
+        # Held: a view of an array that does not lie together is a copy.
+        self._flat = mx.contiguous(x).reshape(-1).view(mx.uint8)
+        mx.eval(self._flat)
+        self._address = device.address(self._flat) if x.nbytes else 0
 
     def __iter__(self) -> Iterator[memoryview]:
         """Each piece is good until the next is asked for."""

@@ -188,24 +188,20 @@ class ThreadReader:
 
     def start(self, names: Iterable[str]) -> None:
         new = [n for n in dict.fromkeys(names) if n not in self._started and n not in self._held]
-        arrays = {name: self._allocate(name) for name in new}
-        mx.async_eval(list(arrays.values()))  # type: ignore[no-untyped-call]
-        for name, out in arrays.items():
+        for name in new:
+            check_readable(self._document, name)
+        flat = [mx.zeros(self._document.entries[name].nbytes, mx.uint8) for name in new]
+        mx.async_eval(flat)  # type: ignore[no-untyped-call]
+        for name, out in zip(new, flat, strict=True):
             if self._gpu is None or not out.nbytes:
                 self._started[name] = self._threads.submit(self._fill, name, out)
             else:
                 at = self._gpu.address(out)
                 self._started[name] = self._threads.submit(self._upload, self._gpu, name, out, at)
 
-    def _allocate(self, name: str) -> mx.array:
-        check_readable(self._document, name)
-        entry = self._document.entries[name]
-        return mx.zeros(entry.shape, DTYPES[entry.dtype])
-
     def _fill(self, name: str, out: mx.array) -> mx.array:
-        entry = self._document.entries[name]
-        view = memory(out) if entry.nbytes else memoryview(bytearray())
-        self._document.source.readinto(entry.start, view)
+        view = memory(out) if out.nbytes else memoryview(bytearray())
+        self._document.source.readinto(self._document.entries[name].start, view)
         if self._verify:
             self._document.verify(name, view)
         return out
@@ -228,7 +224,9 @@ class ThreadReader:
         if name in self._held:
             return self._held[name]
         self.start([name])
-        out = self._started.pop(name).result()
+        entry, flat = self._document.entries[name], self._started.pop(name).result()
+        out = flat.view(DTYPES[entry.dtype]).reshape(entry.shape)
+        mx.eval(out)
         if self._document.header.tensors[name].role == "table":
             self._held[name] = out
         return out
