@@ -167,7 +167,7 @@ def test_dtypes_of_raw():
         ("The header MUST be at most 1,048,576 bytes", header.MAX_HEADER),
         ("starts at a multiple of 64", header.ALIGN),
         ("MUST NOT nest deeper than 4 lists", header.MAX_DEPTH),
-        ("MUST NOT have more than 4,096 of them", header.MANY),
+        ("MUST NOT have more than 4,096 layers", header.MANY),
         ("nor more than 4,096 segments", header.MANY),
         ("at most 4,096 entries", header.MANY),
         ("nested at most 64 deep", canonical.MAX_NESTED),
