@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -21,6 +22,7 @@ def test_a_signal_flushes_and_ends_well(model, tmp_path, number):
         prompt = ask(server, FIRST).prompt
         assert server.end(number) == 0
         assert "Traceback" not in server.log()
+        assert re.search(r"closing: finishing \d writes?…", server.log())
     entries = vkv.PromptStore(store).ls()
     assert max(e.tokens for e in entries) >= prompt - 1
     assert all(e.codec.startswith("affine") for e in entries)
@@ -45,7 +47,13 @@ def test_errors_are_one_line(run, flags, words, tmp_path):
 
 @pytest.mark.parametrize(
     "flags",
-    [["--chat-template-args", "{"], ["--chat-template-args", "[]"], ["--prompt-cache-bytes", "x"]],
+    [
+        ["--chat-template-args", "{"],
+        ["--chat-template-args", "[]"],
+        ["--prompt-cache-bytes", "x"],
+        ["--port", "99999"],
+        ["--port", "-1"],
+    ],
 )
 def test_wrong_usage(run, flags):
     ran = run("serve", "--model", "m", *flags)

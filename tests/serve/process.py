@@ -15,11 +15,13 @@ class Process:
     Args:
         place: A directory for its log.
         args: Of the command.
+        script: What to run instead of the module ``vkv_cli``.
     """
 
-    def __init__(self, place: Path, *args: object):
+    def __init__(self, place: Path, *args: object, script: Path | None = None):
         self._log = place / f"serve-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "vkv_cli", "serve", "--port", "0", *map(str, args)]
+        run = ["-m", "vkv_cli"] if script is None else [str(script)]
+        command = [sys.executable, *run, "serve", "--port", "0", *map(str, args)]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stderr=log)
         while " is ready" not in self.log():

@@ -127,6 +127,8 @@ class Disk:
         """Write what waits, for at most so many seconds."""
         if self.writer is None:
             return
+        waiting = self.writer.waiting()
+        _log.info("closing: finishing %d %s…", waiting, "write" if waiting == 1 else "writes")
         if left := self.writer.close(seconds):
             _log.warning("%d prompts could not be written in %g s", left, seconds)
         if self.writer.dropped:

@@ -7,16 +7,22 @@ import logging
 import socket
 import sys
 import threading
+import time
+from collections.abc import Callable
 from http.server import ThreadingHTTPServer
+from pathlib import PurePath
 from typing import Any
 
 from vkv.errors import VkvError
 from vkv.serve import upstream
 from vkv.serve.disk import Disk
 from vkv.serve.prompts import StoredPrompts
+from vkv.serve.request import RequestError
 
 #: Seconds that ``close`` gives to prompts that wait to be written.
 FLUSH = 30.0
+#: And to answers that are being sent.
+ANSWERS = 2.0
 
 _log = logging.getLogger("vkv.serve")
 
@@ -50,21 +56,30 @@ class Server:
         host, port = (str(x) for x in self._http.server_address[:2])
         return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
-    def start(self) -> None:
+    @property
+    def failed(self) -> bool:
+        """Whether generation ended by an error; then no request can be served."""
+        return self._generator is not None and bool(self._generator.failed)
+
+    def start(self, died: Callable[[], object] = lambda: None) -> None:
         """Load the model, then serve in threads of its own.
+
+        Args:
+            died: Called when ``failed`` becomes true, in another thread.
 
         Raises:
             Exception: What mlx-lm raised when it loaded the model.
         """
         from mlx_lm.models.cache import LRUPromptCache
-        from mlx_lm.server import ResponseGenerator
+
+        from vkv.serve.generator import Generator
 
         upstream.wire_memory()
         models = _models(self._args)
         limit = self._args.prompt_cache_bytes
         options = {} if limit is None else {"max_bytes": limit}
         memory = LRUPromptCache(self._args.prompt_cache_size, **options)
-        self._generator = ResponseGenerator(models, StoredPrompts(memory, models, self.disk))
+        self._generator = Generator(models, StoredPrompts(memory, models, self.disk), died)
         models.tried.wait()
         if models.error is not None:
             raise models.error
@@ -82,15 +97,24 @@ class Server:
         self._http.server_close()
         if self._generator is not None:
             self._generator.stop_and_join()
+        until = time.monotonic() + ANSWERS
+        for thread in list(self._http.underway):
+            thread.join(max(0.0, until - time.monotonic()))
         self.disk.close(seconds)
 
     def _handle(self, *connection: Any) -> Any:
-        from mlx_lm.server import APIHandler
+        from vkv.serve.handler import Handler
 
-        return APIHandler(self._generator, *connection)
+        return Handler(self._generator, *connection)
 
 
 class _Http(ThreadingHTTPServer):
+    """Knows, in ``underway``, the threads that answer."""
+
+    def __init__(self, *args: Any):
+        self.underway: set[threading.Thread] = set()
+        super().__init__(*args)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """One line: most often the client has gone, or the server is being closed."""
         exc = sys.exception()
@@ -110,12 +134,16 @@ def _listen(host: str, port: int, handle: Any) -> _Http:
 
 
 def _models(args: argparse.Namespace) -> Any:
-    """A ``ModelProvider`` that tells whether the default model could be loaded."""
+    """A ``ModelProvider`` that tells whether the default model could be loaded.
+
+    ``names`` are those that requests may call it by.
+    """
     from mlx_lm.server import ModelProvider
 
     class Models(ModelProvider):  # type: ignore[misc]  # mlx-lm has no types
         def __init__(self, args: argparse.Namespace):
             super().__init__(args)
+            self.names = [*dict.fromkeys((args.model, PurePath(args.model).name, "default_model"))]
             self.tried = threading.Event()
             self.error: Exception | None = None
 
@@ -127,5 +155,17 @@ def _models(args: argparse.Namespace) -> Any:
                 self.error = exc
             finally:
                 self.tried.set()
+
+        def load(self, model: str, *others: str | None) -> Any:
+            """By any name; another model's as mlx-lm loads it."""
+            if model in self.names:
+                return super().load("default_model", *others)
+            try:
+                return super().load(model, *others)
+            except Exception as exc:  # as above
+                text = f"cannot load model {model!r} ({type(exc).__name__}); served is "
+                raise RequestError(
+                    text + repr(self.names[0]), "model", status=404, code="model_not_found"
+                ) from exc
 
     return Models(args)

@@ -2,9 +2,12 @@
 
 ====================  ==============================================================
 ``ModelProvider``     loads models; ``model``, ``tokenizer``, ``draft_model`` and
-                      ``model_key`` are those of the moment; ``load_default()``
-``ResponseGenerator`` takes a provider and a prompt cache; ``stop_and_join()``
-``APIHandler``        takes a generator, then what ``http.server`` gives
+                      ``model_key`` are those of the moment; ``load_default()``, ``load()``
+``ResponseGenerator`` takes a provider and a prompt cache; ``stop_and_join()``;
+                      ``requests``, a queue of (queue of answers, …); ``_generate()`` is
+                      all that its thread does, ``_tokenize()`` gives the prompt first
+``APIHandler``        takes a generator, then what ``http.server`` gives; an error is
+                      ``_set_completion_headers(status)``, ``end_headers()`` and a body
 ``LRUPromptCache``    takes ``max_size`` and ``max_bytes``
 ====================  ==============================================================
 
@@ -26,9 +29,14 @@ TESTED = "0.31.3 and 0.32"
 _SERIES = ("0.31", "0.32")
 _NAMES = {
     "mlx_lm.server": (
+        "ModelProvider.load",
         "ModelProvider.load_default",
+        "ResponseGenerator._generate",
+        "ResponseGenerator._tokenize",
         "ResponseGenerator.stop_and_join",
+        "APIHandler._set_completion_headers",
         "APIHandler.do_POST",
+        "APIHandler.handle_models_request",
     ),
     "mlx_lm.models.cache": (
         "LRUPromptCache.fetch_nearest_cache",

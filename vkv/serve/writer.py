@@ -119,6 +119,11 @@ class Writer:
             text = "%d prompts wait to be written: until that is done others are not stored"
             _log.warning(text, self._size)
 
+    def waiting(self) -> int:
+        """How many jobs are not yet written, the one under way included."""
+        with self._changed:
+            return len(self._waiting) + (self._current is not None)
+
     def close(self, seconds: float) -> int:
         """Write what waits, for at most so many seconds, and end the thread.
 

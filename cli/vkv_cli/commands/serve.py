@@ -58,7 +58,7 @@ MLX_LM = (
     click.option("--model", required=True, help="A directory, or a repository on the hub."),
     click.option("--adapter-path", help="Trained adapter weights and config."),
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
-    _number("--port", 8080, "Port to listen on; 0 for a free one."),
+    _number("--port", 8080, "Port to listen on; 0 for a free one.", click.IntRange(0, 65535)),
     click.option(
         "--allowed-origins", default="", callback=_list, metavar="ORIGIN,…",
         help="Web pages that may read answers; * for all. By default none.",
@@ -128,8 +128,10 @@ def serve(
     What a prompt has in common with an earlier one, also of another run, is not computed
     again: usage.prompt_tokens_details.cached_tokens says how much.
 
+    Requests name the model as --model does, by the last part of that, or not at all.
+
     SIGINT and SIGTERM end the server once waiting prompts are written; a second one ends
-    it at once.
+    it at once. Should generation fail for good, it ends likewise, with status 1.
     """
     quiet.silence_libraries(logs=False)
     logging.basicConfig(
@@ -153,7 +155,7 @@ def _run(server: Server, model: str) -> None:
     try:
         _on_signals(signal.SIG_DFL)  # nothing is lost while the model is loaded
         try:
-            server.start()
+            server.start(died=stop.set)
         except Exception as exc:  # any of mlx-lm, transformers, the hub and the model's own code
             raise cannot_load(model, exc) from exc
         _on_signals(lambda *_: stop.set())
@@ -169,7 +171,7 @@ def _run(server: Server, model: str) -> None:
     # Below Python 3.13 a thread that was joined may still be taking MLX down, and a process
     # that leaves the usual way meanwhile aborts, one time in five.
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(1 if server.failed else 0)
 
 
 def _on_signals(handler: Any) -> None:

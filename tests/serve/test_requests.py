@@ -1,0 +1,192 @@
+"""What clients send that is wrong: each is told so, and the next one is served."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.serve.conftest import FIRST, messages
+from tests.serve.process import Process
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def server(model_dir, tmp_path_factory):
+    from vkv.serve import Disk, Server, upstream
+
+    args = upstream.arguments(model=str(model_dir()), port=0)
+    server = Server(args, Disk(tmp_path_factory.mktemp("requests") / "store", min_tokens=32))
+    server.start()
+    yield server
+    server.close()
+
+
+def send(server, path, body=None, *, method="POST", length=None):
+    """Status and body; ``body`` is bytes, or what becomes JSON."""
+    url = urlsplit(server.url)
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.putrequest(method, path)
+    if length is not False and method == "POST":
+        connection.putheader("Content-Length", len(data) if length is None else length)
+    connection.endheaders()
+    if method == "POST":
+        connection.send(data)
+    answer = connection.getresponse()
+    found = answer.status, answer.read()
+    connection.close()
+    return found
+
+
+def prompt(text, **others):
+    return {"prompt": text, "max_tokens": 2} | others
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (TEXT, b"", None),
+        (TEXT, b"{", None),
+        (TEXT, b"\xff\xfe", None),
+        (TEXT, b"[" * 100_000, None),
+        (TEXT, [], None),
+        (TEXT, {}, "prompt"),
+        (TEXT, prompt(""), "prompt"),
+        (TEXT, prompt("\ud800"), "prompt"),
+        (TEXT, prompt(["a", "b"]), "prompt"),
+        (TEXT, prompt([1, 2, 3]), "prompt"),
+        (TEXT, prompt([]), "prompt"),
+        (TEXT, prompt(None), "prompt"),
+        (TEXT, prompt("a", max_tokens=-1), "max_tokens"),
+        (TEXT, prompt("a", max_tokens=0), "max_tokens"),
+        (TEXT, prompt("a", max_tokens=10**30), "max_tokens"),
+        (TEXT, prompt("a", max_tokens=10**400), "max_tokens"),
+        (TEXT, prompt("a", max_tokens="3"), None),
+        (TEXT, prompt("a", logit_bias={"5": float("inf")}), "logit_bias"),
+        (TEXT, prompt("a", temperature="hot"), None),
+        (TEXT, prompt("a", stop=[5]), "stop"),
+        (TEXT, prompt("a", stop=""), "stop"),
+        (TEXT, prompt("a", stop=5), "stop"),
+        (TEXT, prompt("a", logit_bias={"5": None}), "logit_bias"),
+        (TEXT, prompt("a", logit_bias={"99999999999": 1}), "logit_bias"),
+        (TEXT, prompt("a", logit_bias=[1]), None),
+        (TEXT, prompt("a", stream=True, stream_options=5), "stream_options"),
+        (TEXT, prompt("a", seed="x"), None),
+        (TEXT, prompt("a", seed=10**30), "seed"),
+        (TEXT, prompt("a", model=5), None),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "hi"}, "messages"),
+        (CHAT, {"messages": ["hi"]}, "messages[0]"),
+        (CHAT, {"messages": [{"content": "hi"}]}, "messages[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, None),
+        (CHAT, {"messages": messages(FIRST), "chat_template_kwargs": 5}, None),
+    ],
+)
+def test_what_is_wrong_is_told_and_costs_nobody_else(server, path, body, param):
+    status, data = send(server, path, body)
+    error = json.loads(data)["error"]
+    assert status == 400
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert error["message"]
+    status, data = send(server, TEXT, prompt("a"))
+    assert (status, json.loads(data)["usage"]["completion_tokens"]) == (200, 2)
+    assert not server.failed
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"top_k": 10**9},
+        {"top_k": 100, "seed": 1},
+        {"max_tokens": None},
+        {"stream": True, "stream_options": {}},
+        {"stop": ["x"], "logit_bias": {"5": 1}},
+        {"model": "default_model"},
+    ],
+)
+def test_what_is_odd_and_right_is_served(server, others):
+    others = {"max_tokens": 2} | others
+    if others["max_tokens"] is None:
+        others["max_completion_tokens"] = 2
+    status, data = send(server, TEXT, {"prompt": ["a"]} | others)
+    assert (status, b"error" in data) == (200, False)
+    assert data
+
+
+@pytest.mark.parametrize(
+    ("length", "status"), [(False, 411), ("x", 400), ("-1", 400), ("9" * 30, 413), ("²", 400)]
+)
+def test_lengths(server, length, status):
+    length = length.encode() if length == "²" else length
+    found, data = send(server, TEXT, prompt("a"), length=length)
+    assert (found, json.loads(data)["error"]["type"]) == (status, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/nothing"), ("GET", "/"), ("GET", "/v1/models/nobody")]
+)
+def test_other_places(server, method, path):
+    status, data = send(server, path, prompt("a"), method=method)
+    assert (status, json.loads(data)["error"]["type"]) == (404, "invalid_request_error")
+
+
+def test_models_and_their_names(server, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
+    status, data = send(server, "/v1/models", method="GET")
+    names = [model["id"] for model in json.loads(data)["data"]]
+    given = server._args.model
+    assert (status, names[:3]) == (200, [given, given.rpartition("/")[2], "default_model"])
+    for name in names[:3]:
+        assert send(server, TEXT, prompt("a", model=name))[0] == 200
+    assert json.loads(send(server, f"/v1/models/{names[1]}", method="GET")[1])["id"] == names[1]
+
+
+def test_no_hub_cache_is_no_error(server, monkeypatch):
+    def nowhere():
+        raise FileNotFoundError("no cache directory")
+
+    monkeypatch.setattr("mlx_lm.server.scan_cache_dir", nowhere)
+    status, data = send(server, "/v1/models", method="GET")
+    assert (status, len(json.loads(data)["data"])) == (200, 3)
+
+
+def test_a_model_that_is_not_there(server):
+    status, data = send(server, TEXT, prompt("a", model="/no/such/model"))
+    error = json.loads(data)["error"]
+    assert (status, error["code"]) == (404, "model_not_found")
+    assert "cannot load model '/no/such/model'" in error["message"]
+    assert server._args.model in error["message"]
+    assert send(server, TEXT, prompt("a"))[0] == 200
+
+
+DYING = """
+import sys
+from vkv.serve.prompts import StoredPrompts
+from vkv_cli.main import main
+
+def fail(self, model, tokens):
+    raise MemoryError("no memory left")
+
+StoredPrompts.fetch_nearest_cache = fail
+sys.exit(main())
+"""
+
+
+def test_a_generator_that_dies_is_told_and_ends_the_process(model_dir, tmp_path):
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    flags = ("--model", model_dir(), "--store", tmp_path / "store")
+    with Process(tmp_path, *flags, script=script) as server:
+        status, data = send(server, TEXT, prompt("a"))
+        assert server.process.wait(60) == 1
+    error = json.loads(data)["error"]
+    assert (status, error["type"]) == (500, "server_error")
+    assert "no memory left" in error["message"]
