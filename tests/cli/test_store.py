@@ -90,6 +90,10 @@ def test_ls(kept, tmp_path):
         (["--filter", "tokens<100", "--filter", "used<1h", "--sort", "created:asc"], [0, 1]),
         (["--filter", "used>7d"], []),
         (["--filter", "codec=raw"], [2, 1, 0]),
+        (["--filter", "uses>0"], []),
+        (["--filter", "created<1h"], [2, 1, 0]),
+        (["--filter", "model=mode"], [2, 1, 0]),
+        (["--filter", "model=odel0"], [2, 1, 0]),
         (["--filter", "model=nobody"], []),
     ],
 )
@@ -104,6 +108,8 @@ def test_ls_sorts_and_sifts(kept, made, args, order):
         (["ls", "--sort", "colour"], "'colour' is not one of used, size, created, tokens, uses"),
         (["ls", "--filter", "size"], "'size': expected size, tokens, uses, used"),
         (["ls", "--filter", "size>7x"], "'7x' is not a size like 20GB"),
+        (["ls", "--filter", "tokens>abc"], "'abc' is not a number"),
+        (["ls", "--filter", "uses>-1"], "'-1' is not a number"),
         (["gc", "--max-bytes", "20XB"], "'20XB' is not a size like 20GB."),
         (["gc", "--max-age", "1y"], "'1y' is not an age like 7d."),
         (["rm"], "Missing argument 'ID...'"),
@@ -111,8 +117,8 @@ def test_ls_sorts_and_sifts(kept, made, args, order):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_usage_is_status_2(run, tmp_path, args, message):
-    ran = run("store", *args, "--store", tmp_path / "store")
+def test_wrong_usage_is_status_2(kept, args, message):
+    ran = kept(*args)
     assert (ran.status, ran.out) == (2, "")
     assert message in ran.err
 
@@ -180,6 +186,29 @@ def test_add_says_what_is_wrong(kept, made, tmp_path):
     assert ran.status == 1
     assert "bare.vkv: the file names no model, so no prompt can be matched" in ran.err
     assert len(ran.out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["ls"], ["stats"], ["verify"], ["gc"], ["reindex"], ["rm", "-y", "abcd"], ["pin", "abcd"]],
+    ids=lambda args: args[0],
+)
+def test_a_store_that_is_not_there(run, tmp_path, args):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for name, words in (("nosuch", "no store at"), ("folder", "no store at"), ("file", "a file")):
+        ran = run("store", *args, "--store", tmp_path / name)
+        assert (ran.status, ran.out, ran.err.count("\n")) == (1, "", 1)
+        assert words in ran.err
+        assert str(tmp_path / name) in ran.err
+    assert not (tmp_path / "nosuch").exists()
+
+
+def test_no_default_store_yet(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("VKV_CACHE_DIR", str(tmp_path / "none"))
+    assert (run("store", "ls").status, run("store", "gc").status) == (0, 0)
+    assert run("store", "verify").err == f"vkv: error: no store at {tmp_path}/none/store\n"
+    assert not (tmp_path / "none").exists()
 
 
 def test_it_is_in_the_table():

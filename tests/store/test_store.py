@@ -18,7 +18,7 @@ from mlx_lm.models.cache import (
 import vkv
 from fixtures.models import tiny
 from tests.store.conftest import cache_of, held
-from vkv.errors import CacheError
+from vkv.errors import CacheError, VkvError
 from vkv.store import describe
 
 
@@ -157,3 +157,32 @@ def test_the_header_tells_whether_a_cache_can_be_trimmed(tmp_path, make, trims):
     else:
         with pytest.raises(CacheError, match="L8"):
             prompt.resume([0, 99])
+
+
+@pytest.mark.parametrize("model", [None, "x", "ab" * 31, b"ab", 5], ids=repr)
+def test_what_is_no_model_is_said(store, tmp_path, model):
+    for act in (
+        lambda: store.put(cache_of([1]), [1], model=model),
+        lambda: store.get([1, 2], model=model),
+        lambda: store.find([1, 2], model=model),
+    ):
+        with pytest.raises(VkvError, match="model is "):
+            act()
+    if model is not None:
+        with pytest.raises(VkvError, match="model is a"):
+            vkv.save(tmp_path / "a.vkv", cache_of([1]), tokens=[1], model=model)
+    assert not store.root.exists()
+
+
+def test_forms_of_live_caches(store, model):
+    with pytest.raises(VkvError, match="live='pakced' is not one of"):
+        store.get([1, 2], model=model, live="pakced")
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [("org/Some-Model", "Some-Model"), ("/models/Other/", "Other"), ("", None), ("/", None)],
+)
+def test_labels_tell_models_apart(store, model, name, label):
+    entry = store.put(cache_of([1]), [1], model=model, metadata={"model": name})
+    assert entry.label == (label or f"llama {entry.model[:8]}")

@@ -7,7 +7,9 @@ import logging
 import pytest
 
 import vkv
+from tests import servers
 from tests.store.conftest import cache_of, held
+from vkv.errors import VkvError
 from vkv.store import tiered, transfer
 from vkv.store.remote import Remote, object_name
 from vkv.store.tiered import TieredStore
@@ -95,6 +97,13 @@ def test_a_push_that_fails_does_not_fail_the_put(tmp_path, url, model, monkeypat
     (tmp_path / "there").touch()
     assert store.put(cache_of(LONG), LONG, model=model).tokens == 200
     assert len(caplog.records) == 1
+
+
+def test_what_has_no_listings_is_refused(tmp_path):
+    with servers.web() as web, pytest.raises(VkvError, match="http has no listings"):
+        TieredStore(tmp_path / "here", remote=web.url)
+    with pytest.raises(ConnectionError, match="cannot be reached"):
+        TieredStore(tmp_path / "here", remote="http://127.0.0.1:1")
 
 
 def test_pull_and_push_by_id(store, stocked, model, tmp_path):

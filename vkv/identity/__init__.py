@@ -9,7 +9,7 @@ Works without mlx-lm, and imports MLX only when it meets a model.
 """
 
 from vkv.identity.compare import differences, tokenizer_differences
-from vkv.identity.model import of_model
+from vkv.identity.model import model_id, of_model
 from vkv.identity.ropes import find
 from vkv.identity.tokenizer import of_tokenizer
 from vkv.identity.tokens import of_tokens, token_bytes
@@ -17,6 +17,7 @@ from vkv.identity.tokens import of_tokens, token_bytes
 __all__ = [
     "differences",
     "find",
+    "model_id",
     "of_model",
     "of_tokenizer",
     "of_tokens",

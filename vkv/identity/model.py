@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
+from vkv.errors import VkvError
 from vkv.header import Model, Rope
 from vkv.identity.config import config_text
 from vkv.identity.ropes import find
@@ -36,7 +38,13 @@ def of_model(model: Any) -> tuple[Model, tuple[Rope, ...]]:
 
     Returns:
         The identity, and the ropes that its ``ropes`` refer to, by cache entry.
+
+    Raises:
+        VkvError: It is no model.
     """
+    if not hasattr(model, "named_modules"):
+        kind = "None" if model is None else f"a {type(model).__name__}"
+        raise VkvError(f"model is {kind}, expected a model as mlx_lm.load gives it")
     layers, rest = _parameters(model)
     digests = _digests([*layers, rest])
     ropes = find(model)
@@ -52,6 +60,24 @@ def of_model(model: Any) -> tuple[Model, tuple[Rope, ...]]:
     digest = blake3(METHOD + msgspec.msgpack.encode(body, order="sorted")).digest()
     indices = tuple(None if r is None else shared[r] for r in ropes)
     return Model(id=digest, ropes=indices, **body), tuple(shared)
+
+
+def model_id(model: Any) -> bytes:
+    """The id of a model, given as such (32 bytes, or 64 hex digits) or live.
+
+    Raises:
+        VkvError: It is neither.
+    """
+    if isinstance(model, str):
+        if not re.fullmatch("[0-9a-fA-F]{64}", model):
+            text = f"model is {model[:80]!r}, expected a live model, or an id of 64 hex digits"
+            raise VkvError(text)
+        return bytes.fromhex(model)
+    if isinstance(model, bytes):
+        if len(model) != 32:
+            raise VkvError(f"model is an id of {len(model)} bytes, expected 32")
+        return model
+    return of_model(model)[0].id
 
 
 def _parameters(model: Any) -> tuple[list[Arrays], Arrays]:

@@ -66,8 +66,7 @@ def load(
         VkvError: The file is damaged, or needs what this build lacks.
         OSError: It cannot be opened.
     """
-    if live not in LIVE:
-        raise CacheError(f"live={live!r} is not one of {LIVE}")
+    check_live(live)
     file = open_file(path, verify=verify, files=files)
     try:
         check_cache(file.header)
@@ -81,6 +80,12 @@ def load(
         file.close()
         raise
     return prompt
+
+
+def check_live(live: str) -> None:
+    """Refuse what ``live`` of ``load`` cannot be."""
+    if live not in LIVE:
+        raise CacheError(f"live={live!r} is not one of {LIVE}")
 
 
 def _caches(file: CacheFile, count: _Progress, packed: bool) -> list[Any]:

@@ -11,7 +11,7 @@ from vkv import container, header
 from vkv.container import FileSource
 from vkv.document import Document, open_document
 from vkv.errors import CacheError, DigestError
-from vkv.header import KNOWN_NEEDS, MAJOR, Header, Layer, segments
+from vkv.header import KNOWN_NEEDS, MAJOR, Header, Layer, Model, segments
 from vkv.info import of_document
 from vkv.inline import whole
 from vkv.store.tree import WIDTH
@@ -73,7 +73,7 @@ def of(document: Document) -> Description:
         key=document.id,
         size=document.size,
         model=head.model.id,
-        label=head.metadata.get("model") or head.model.type,
+        label=label_of(head.metadata.get("model", ""), head.model),
         codec=names["keys"] if same else f"keys {names['keys']}, values {names['values']}",
         needs=needs_of(head),
         trims=trims(head.layers),
@@ -83,6 +83,12 @@ def of(document: Document) -> Description:
         bases=tuple(key.hex() for key in header.files(head)),
         content=container.digest(header.dump(whole(head))),
     )
+
+
+def label_of(name: str, model: Model) -> str:
+    """A model's name for people: the last part of it, else its type and the start of its id."""
+    last = name.rstrip("/").rpartition("/")[2]
+    return last or f"{model.type} {model.id.hex()[:8]}"
 
 
 def needs_of(head: Header) -> str:

@@ -17,7 +17,8 @@ class Entry:
         size: Bytes of that file.
         tokens: How many tokens it covers.
         model: Hex id of the model it belongs to.
-        label: A name of that model for people: metadata ``model``, else its type.
+        label: A name of that model for people: the last part of metadata ``model``, else
+            its type and the first digits of its id.
         codec: Codec of keys and values, or of each.
         files: Ids of the files in the store that this one stands on.
         created: When it was put in, in seconds since 1970.

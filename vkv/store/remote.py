@@ -140,11 +140,11 @@ class Remote:
             VkvError: The remote cannot be listed.
             OSError: It cannot be reached.
         """
-        from vkv.identity import token_bytes
+        from vkv import identity
 
-        self._listable()
-        data = but_last(token_bytes(tokens))
-        return seek.longest(self, data, of_model(model), longer_than)
+        self.listable()
+        data = but_last(identity.token_bytes(tokens))
+        return seek.longest(self, data, identity.model_id(model), longer_than)
 
     def ls(self) -> list[tuple[str, int]]:
         """Id and size of every file.
@@ -153,7 +153,7 @@ class Remote:
             VkvError: http has no listings.
             OSError: The remote cannot be listed.
         """
-        self._listable()
+        self.listable()
         with naming(self.url):
             found = self._files.find(f"{self._root}/objects", detail=True)
         named = [(PurePosixPath(path).stem, int(info["size"])) for path, info in found.items()]
@@ -201,7 +201,7 @@ class Remote:
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder; none if there is no such folder."""
-        self._listable()
+        self.listable()
         try:
             with naming(self._at(folder)):
                 found = self._files.find(f"{self._root}/{folder}")
@@ -218,25 +218,30 @@ class Remote:
                     self._files.makedirs(folder, exist_ok=True)
             self._files.pipe(dict.fromkeys(paths, b""))
 
-    def _listable(self) -> None:
+    def listable(self) -> None:
+        """Refuse a remote where nothing can be found.
+
+        Raises:
+            VkvError: http has no listings.
+            ConnectionError: It has none, and cannot be reached either.
+        """
         if self._web:
+            self._reach()
             text = "http has no listings: files are pulled by their whole id"
             raise VkvError(text, at=shown(self.url))
+
+    def _reach(self) -> None:
+        try:
+            with naming(self.url):
+                self._files.cat_file(self.url, start=0, end=1)
+        except ConnectionError:
+            raise
+        except (OSError, VkvError):  # a server that has no such page
+            return
 
     def _writable(self) -> None:
         if self._web:
             raise VkvError("http can be read and not written", at=shown(self.url))
-
-
-def of_model(model: Any) -> bytes:
-    """The id of a model, given as such (bytes, hex) or live."""
-    if isinstance(model, bytes):
-        return model
-    if isinstance(model, str):
-        return bytes.fromhex(model)
-    from vkv import identity
-
-    return identity.of_model(model)[0].id
 
 
 def _is_file(path: Path, key: str) -> bool:

@@ -95,6 +95,7 @@ class PromptStore:
                 what is pinned.
             OSError: The store cannot be written, or ``min_free`` cannot be kept.
         """
+        from vkv import identity
         from vkv.live.save import save
 
         def write(path: Path, **standing: Any) -> None:
@@ -103,7 +104,7 @@ class PromptStore:
                 metadata=metadata, progress=progress, **standing,
             )  # fmt: skip
 
-        parent = ancestor(self._index, _model_id(model), tokens, codec)
+        parent = ancestor(self._index, identity.model_id(model), tokens, codec)
         return put_in(self._index, self.limits, write, parent, Files(files))
 
     def add(self, path: str | os.PathLike[str], *, files: Iterable[Place] | None = None) -> Entry:
@@ -143,9 +144,10 @@ class PromptStore:
         Raises:
             VkvError: The index cannot be read.
         """
-        from vkv.identity import token_bytes
+        from vkv import identity
 
-        return answer.find(self._index, token_bytes(tokens), _model_id(model))
+        owner = identity.model_id(model)
+        return answer.find(self._index, identity.token_bytes(tokens), owner)
 
     def get(self, tokens: Any, *, model: Any, live: str = "dense") -> Hit | None:
         """The longest stored prefix of a prompt, as a live cache.
@@ -164,12 +166,15 @@ class PromptStore:
             nothing stored begins like ``tokens``.
 
         Raises:
-            VkvError: The index cannot be read.
+            VkvError: The index cannot be read; or an argument is none of those above.
         """
-        from vkv.identity import token_bytes
+        from vkv import identity
+        from vkv.live.load import check_live
 
+        check_live(live)
         check = None if isinstance(model, bytes | str) else model
-        return answer.get(self._index, token_bytes(tokens), _model_id(model), check, live)
+        owner = identity.model_id(model)
+        return answer.get(self._index, identity.token_bytes(tokens), owner, check, live)
 
     def ls(self) -> list[Entry]:
         """All entries, the one used last first."""
@@ -319,14 +324,3 @@ def _default_root() -> Path:
     from vkv.demo_model import cache_dir
 
     return cache_dir() / "store"
-
-
-def _model_id(model: Any) -> bytes:
-    """The id of a model, given as such (bytes, hex) or live."""
-    if isinstance(model, bytes):
-        return model
-    if isinstance(model, str):
-        return bytes.fromhex(model)
-    from vkv.identity import of_model
-
-    return of_model(model)[0].id

@@ -15,6 +15,7 @@ from vkv.errors import VkvError
 from vkv.store import rows, transfer
 from vkv.store.enter import take_in
 from vkv.store.entry import Entry, Found, Hit
+from vkv.store.layout import Layout
 from vkv.store.remote import Remote
 from vkv.store.store import PromptStore
 from vkv.store.transfer import Progress
@@ -39,7 +40,8 @@ class TieredStore(PromptStore):
             larger than ``max_bytes`` is not fetched.
 
     Raises:
-        VkvError: ``remote`` or a limit is refused.
+        VkvError: ``remote`` or a limit is refused; so is http, where nothing can be found.
+        OSError: The remote can be neither listed nor reached.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class TieredStore(PromptStore):
     ):
         super().__init__(root, **limits)
         self.remote = remote if isinstance(remote, Remote) else Remote(remote)
+        self.remote.listable()
         self.write_through = write_through
         self._silent_until = 0.0
 
@@ -77,11 +80,7 @@ class TieredStore(PromptStore):
 
     def push(self, key: str, *, progress: Progress | None = None) -> str:
         """Send an entry to the remote; its id. Raises as ``Remote.push``."""
-        with self._index.read() as db:
-            entry = rows.by_number(db, self._layout, rows.resolve(db, key))
-        with open_document(entry.path) as document:
-            bases = [self._layout.path(base.hex()) for base in header.files(document.header)]
-        return self.remote.push(entry.path, files=bases, progress=progress)
+        return push(self, self.remote, key, progress)
 
     def pull(self, key: str, *, progress: Progress | None = None) -> Entry:
         """Take an entry in from the remote, with the files it stands on.
@@ -93,22 +92,7 @@ class TieredStore(PromptStore):
             VkvError: As ``Remote.pull`` and ``PromptStore.add``.
             OSError: Likewise.
         """
-        key = self.remote.full_id(key)
-        with self._layout.desk() as desk, self.remote.open(key) as document:
-            own, others = desk / "new.vkv", desk / "others"
-            others.mkdir()
-            self._download(document, key, own, progress)
-            for base in (name.hex() for name in header.files(document.header)):
-                if not self._layout.path(base).exists():
-                    with self.remote.open(base) as other:
-                        self._download(other, base, others / f"{base}.vkv", None)
-            return take_in(self._index, self.limits, own, Files([others]))
-
-    def _download(
-        self, document: Document, key: str, path: Path, progress: Progress | None
-    ) -> None:
-        """Fetch to a desk; what an interrupted one left beside the desks is gone on from."""
-        transfer.download(document, key, path, self._layout.incoming / f"{key}.part", progress)
+        return pull(self, self.remote, key, progress)
 
     def _read_through(self, tokens: Any, model: Any) -> None:
         if not self._answers():
@@ -128,3 +112,33 @@ class TieredStore(PromptStore):
     def _silence(self, exc: Exception) -> None:
         _log.warning("remote: %s; not asked for %d s", exc, PAUSE)
         self._silent_until = time.monotonic() + PAUSE
+
+
+def push(store: PromptStore, remote: Remote, key: str, progress: Progress | None) -> str:
+    """As ``TieredStore.push``, from any store to any remote."""
+    with store._index.read() as db:
+        entry = rows.by_number(db, store._layout, rows.resolve(db, key))
+    with open_document(entry.path) as document:
+        bases = [store._layout.path(base.hex()) for base in header.files(document.header)]
+    return remote.push(entry.path, files=bases, progress=progress)
+
+
+def pull(store: PromptStore, remote: Remote, key: str, progress: Progress | None) -> Entry:
+    """As ``TieredStore.pull``, to any store from any remote, also one without listings."""
+    key, layout = remote.full_id(key), store._layout
+    with layout.desk() as desk, remote.open(key) as document:
+        own, others = desk / "new.vkv", desk / "others"
+        others.mkdir()
+        _download(layout, document, key, own, progress)
+        for base in (name.hex() for name in header.files(document.header)):
+            if not layout.path(base).exists():
+                with remote.open(base) as other:
+                    _download(layout, other, base, others / f"{base}.vkv", None)
+        return take_in(store._index, store.limits, own, Files([others]))
+
+
+def _download(
+    layout: Layout, document: Document, key: str, path: Path, progress: Progress | None
+) -> None:
+    """Fetch to a desk; what an interrupted one left beside the desks is gone on from."""
+    transfer.download(document, key, path, layout.incoming / f"{key}.part", progress)

@@ -11,12 +11,40 @@ import click
 import vkv
 from vkv.errors import VkvError
 from vkv.store import Entry
+from vkv.store.layout import INDEX
 from vkv.store.units import age, size
 from vkv_cli import text
 
+
+def _made(store: vkv.PromptStore) -> bool:
+    return any((store.root / name).exists() for name in ("objects", INDEX))
+
+
+def check_there(store: vkv.PromptStore) -> None:
+    """Refuse a directory that is no store.
+
+    Raises:
+        VkvError: There is none.
+    """
+    if not _made(store):
+        raise VkvError(f"no store at {store.root}")
+
+
+def _store(context: click.Context, _: click.Parameter, value: str | None) -> vkv.PromptStore:
+    """The store; one that was named must be there, unless the command makes it."""
+    store = vkv.PromptStore(value)
+    if store.root.exists() and not store.root.is_dir():
+        raise VkvError(f"{store.root} is a file, expected a store's directory")
+    if value is not None and context.info_name not in MAKING:
+        check_there(store)
+    return store
+
+
+#: Commands that make a store where there is none.
+MAKING = ("add", "pull")
 #: ``store: PromptStore``.
 store_option = click.option(
-    "--store", metavar="DIR", callback=lambda _, __, value: vkv.PromptStore(value),
+    "--store", metavar="DIR", callback=_store,
     help="The store's directory.  [default: store in $VKV_CACHE_DIR, else in vkv in "
     "$XDG_CACHE_HOME, else ~/.cache/vkv/store]",
 )  # fmt: skip

@@ -19,8 +19,16 @@ from vkv_cli.text import json_option
 Test = Callable[[Entry], bool]
 
 SORTS = ("used", "size", "created", "tokens", "uses")
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise VkvError(f"{text!r} is not a number")
+    return int(text)
+
+
 _NUMBERS: dict[str, Callable[[str], float]] = {
-    "size": size, "tokens": int, "uses": int, "used": age, "created": age,
+    "size": size, "tokens": _count, "uses": _count, "used": age, "created": age,
 }  # fmt: skip
 _OPERATORS = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": operator.eq,
@@ -37,7 +45,7 @@ def _parsed(text: str) -> Test:
     parts = _FILTER.fullmatch(text)
     name, sign, value = parts.groups() if parts else ("", "", "")
     if name in ("model", "codec") and sign == "=":
-        return lambda entry: any(x.startswith(value) for x in _texts(entry, name))
+        return lambda entry: any(value in text for text in _texts(entry, name))
     if name not in _NUMBERS:
         raise VkvError(f"{text!r}: expected size, tokens, uses, used, created, model or codec")
     limit, compare = _NUMBERS[name](value), _OPERATORS[sign]
@@ -54,7 +62,7 @@ def _texts(entry: Entry, name: str) -> tuple[str, ...]:
 def _filters(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Test]:
     try:
         return [_parsed(value) for value in values]
-    except (VkvError, ValueError) as exc:
+    except VkvError as exc:
         raise click.BadParameter(str(exc), param=param) from None
 
 
@@ -81,8 +89,8 @@ def _sort(_: click.Context, param: click.Parameter, value: str) -> tuple[str, bo
     multiple=True,
     metavar="EXPR",
     callback=_filters,
-    help='"size>1GB", "tokens>=4096", "used>7d" (not used for longer), "model=…" and "codec=…" '
-    "(what it begins with); repeatable.",
+    help='"size>1GB", "tokens>=4096", "uses>0", "used>7d" (not used for longer), "created<1h", '
+    '"model=…" and "codec=…" (part of it); repeatable.',
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only ids.")

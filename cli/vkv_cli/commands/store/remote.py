@@ -10,7 +10,7 @@ import click
 
 import vkv
 from vkv.remote_source import shown
-from vkv.store import Remote, TieredStore
+from vkv.store import Remote, tiered
 from vkv_cli import text
 from vkv_cli.commands.store.common import show, store_option
 from vkv_cli.options import files_option
@@ -42,13 +42,13 @@ def push(
     What is there already is not sent again. Every byte is checked before it is sent;
     an object appears under its name whole or not at all.
     """
-    here = TieredStore(store.root, remote=remote)
+    there = Remote(remote)
     for name in what:
         with progress(f"pushing {name}", unit="bytes") as step:
             if os.path.exists(name):
-                key = here.remote.push(name, files=places, progress=step)
+                key = there.push(name, files=places, progress=step)
             else:
-                key = here.push(name, progress=step)
+                key = tiered.push(store, there, name, step)
         if as_json:
             text.echo_json({"schema_version": 1, "id": key, "remote": shown(remote)})
         else:
@@ -77,13 +77,13 @@ def pull(
     """
     if output is not None and len(ids) > 1 and not output.is_dir():
         raise click.UsageError("several files need a directory: --output is none.")
-    here = TieredStore(store.root, remote=remote)
+    there = Remote(remote)
     for key in ids:
         with progress(f"pulling {key}", unit="bytes") as step:
             if output is None:
-                entry = here.pull(key, progress=step)
+                entry = tiered.pull(store, there, key, step)
             else:
-                path = here.remote.pull(key, output, progress=step)
+                path = there.pull(key, output, progress=step)
         if output is not None:
             show_written(vkv.inspect(path), as_json)
         elif as_json:

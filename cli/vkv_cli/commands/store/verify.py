@@ -6,7 +6,7 @@ import click
 
 import vkv
 from vkv_cli import text
-from vkv_cli.commands.store.common import count, store_option
+from vkv_cli.commands.store.common import check_there, count, store_option
 
 
 @click.command(epilog="Exit status: 0 all is in order, 1 there are findings.")
@@ -18,6 +18,7 @@ def verify(store: vkv.PromptStore, deep: bool, as_json: bool) -> int:
 
     Removes nothing: `vkv store gc` and `rm` do.
     """
+    check_there(store)
     report = store.verify(deep=deep)
     if as_json:
         text.echo_json(report.to_dict())
