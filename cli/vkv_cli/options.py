@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -188,10 +189,19 @@ files_option = click.option(
 )  # fmt: skip
 
 
+def local(_: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse a URL as a place to write; as a path it has one slash left."""
+    if value is not None and (scheme := re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", str(value))):
+        text = f"{scheme[0]}/… is a URL, which can only be read; `vkv store push` sends files"
+        raise click.BadParameter(text, param=param)
+    return value
+
+
 def writable(_: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
     """Refuse now what could not be written after minutes of work."""
     if value is None:
         return None
+    local(_, param, value)
     if not value.parent.is_dir():
         raise click.BadParameter(f"directory '{value.parent}' does not exist", param=param)
     if value.is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from vkv_cli.commands.store import COMMANDS, store
 from vkv_cli.main import main
 
 import vkv
+from fixtures.models import tiny
+from tests.store.conftest import cache_of
 
 HEAVY = ("mlx", "mlx_lm", "transformers", "numpy", "rich", "huggingface_hub", "safetensors")
 
@@ -155,10 +158,13 @@ def test_pin_and_gc(kept):
     key = ids(kept)[0]
     assert kept("pin", key[:6]).out.startswith("pinned 1 entry, ")
     assert f"{key[:12]} (pinned)" in kept("ls").out
-    said = kept("gc", "--max-bytes", "1kB", "--dry-run").out.splitlines()[-1]
-    assert said.startswith("would remove 2 entries, ")
-    assert kept("gc", "--max-bytes", "1kB", "--json").json["freed"] > 0
+    said = kept("gc", "--max-bytes", "1kB", "--dry-run").out.splitlines()[-2:]
+    assert said[0].startswith("would remove 2 entries, ")
+    assert re.match(r"still .* over the limit: what is left is pinned or stood on", said[1])
+    found = kept("gc", "--max-bytes", "1kB", "--json").json
+    assert (found["freed"] > 0, found["over"] > 0) == (True, True)
     assert ids(kept) == [key]
+    assert "over the limit" not in kept("gc", "--max-bytes", "1GB").out
     assert kept("unpin", key).status == 0
     assert kept("gc", "--max-age", "0s").out.splitlines()[-1].startswith("removed 1 entry, ")
 
@@ -178,6 +184,65 @@ def test_verify_stats_reindex_export(kept, tmp_path):
     assert ran.out.splitlines()[0].startswith(f"error: {key}: no file, expected ")
     assert ran.out.splitlines()[1] == f"{root}: 1 finding"
     assert kept("verify", "--json").json["ok"] is False
+
+
+@pytest.fixture
+def grown(run, tmp_path):
+    """A store of one entry that stands on another, and the other's id first."""
+    place = tmp_path / "grown"
+    place.mkdir()
+    model = tiny.llama()
+    for name, count in (("a", 100), ("b", 200)):
+        parent = place / "a.vkv" if name == "b" else None
+        cache = cache_of(range(count))
+        path = place / f"{name}.vkv"
+        vkv.save(path, cache, tokens=range(count), model=model, parent=parent)
+        assert run("store", "add", path, "--store", place / "store").status == 0
+    return place, [vkv.inspect(place / f"{name}.vkv").id for name in "ab"]
+
+
+def test_what_others_stand_on_stays_and_is_said(run, grown):
+    place, (base, _) = grown
+    for flag, words in (("--dry-run", "would remove"), ("-y", "removed")):
+        said = run("store", "rm", flag, base, "--store", place / "store").out
+        assert said.startswith(f"{words} 1 entry, ")
+        assert re.search(r"freed? 0 bytes; .* stay: others stand on them\n", said)
+    footer = run("store", "ls", "--store", place / "store").out.splitlines()[-1]
+    assert re.match(r"1 entry, .* of removed ones that others stand on", footer)
+
+
+def test_verify_removes_what_is_damaged_and_what_stands_on_it(run, grown, caplog):
+    place, (base, top) = grown
+    (path,) = place.glob(f"store/objects/*/{base}.vkv")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    args = ("--store", place / "store")
+    assert run("store", "verify", *args).out.endswith(": 1 finding\n")
+    assert len(ids(lambda *a: run("store", *a, *args))) == 2, "looking removes nothing"
+    ran = run("store", "verify", "--remove", *args)
+    assert ran.status == 1
+    assert {*ran.out.splitlines()[2:]} == {f"removed {base}", f"removed {top}"}
+    assert caplog.messages[0].endswith(f"; with it what stands on it: {top}")
+    assert run("store", "verify", *args).out == f"{place / 'store'}: ok\n"
+
+
+def test_the_same_content_is_one_entry_and_add_says_so(run, grown):
+    place, (_, top) = grown
+    vkv.convert(place / "b.vkv", place / "whole.vkv", inline=True)
+    ran = run("store", "add", place / "whole.vkv", "--store", place / "store")
+    key = vkv.inspect(place / "whole.vkv").id
+    assert key != top
+    assert f"{top}, 200 tokens (was here; of the same content as {key[:12]})" in ran.out
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/a.vkv", "s3://bucket/a.vkv"])
+def test_urls_are_only_read(kept, url):
+    ran = kept("add", url)
+    assert (ran.status, "only files are added; `vkv store pull`" in ran.err) == (1, True)
+    for ran in (kept("export", "abcd", url), kept("pull", "abcd", "--remote", url, "-o", url)):
+        assert (ran.status, ran.out) == (2, "")
+        assert f"{url.partition('//')[0]}//… is a URL, which can only be read" in ran.err
 
 
 def test_add_says_what_is_wrong(kept, made, tmp_path):

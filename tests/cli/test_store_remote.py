@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import vkv
+from fixtures.models import tiny
 from tests import servers
+from tests.store.conftest import cache_of
 from vkv.store.remote import object_name
 
 
@@ -25,8 +27,14 @@ def test_there_and_back(run, here, saved, url, tmp_path, monkeypatch):
     (entry,) = here.ls()
     args = ("--remote", url, "--store")
     ran = run("store", "push", entry.id[:8], *args, here.root)
-    assert (ran.status, ran.out, ran.err) == (0, f"{entry.id[:8]}: {entry.id} is at {url}\n", "")
-    assert run("store", "push", saved, *args, here.root).out.endswith(f"{entry.id} is at {url}\n")
+    assert (ran.status, ran.out, ran.err) == (
+        0,
+        f"{entry.id[:8]}: {entry.id} is at {url}, sent\n",
+        "",
+    )
+    assert run("store", "push", saved, *args, here.root).out.endswith(
+        f"{entry.id} is at {url}, as it was\n"
+    )
     monkeypatch.setenv("VKV_REMOTE", url)
     assert run("store", "ls-remote").out.split()[0] == entry.id
     assert run("store", "ls-remote", "--json").json["size"] == entry.size
@@ -36,6 +44,20 @@ def test_there_and_back(run, here, saved, url, tmp_path, monkeypatch):
     ran = run("store", "pull", entry.id, "-o", tmp_path / "a.vkv")
     assert ran.out.startswith(f"{tmp_path / 'a.vkv'}: {entry.tokens} tokens")
     assert (tmp_path / "a.vkv").read_bytes() == saved.read_bytes()
+
+
+def test_pull_names_what_comes_with_it(run, url, tmp_path):
+    model, ids = tiny.llama(), []
+    for name, count in (("a", 100), ("b", 200)):
+        parent = tmp_path / "a.vkv" if name == "b" else None
+        options = {"tokens": range(count), "model": model, "parent": parent}
+        path = tmp_path / f"{name}.vkv"
+        ids.append(vkv.save(path, cache_of(range(count)), **options).id)
+    assert run("store", "push", path, "--remote", url).status == 0
+    args = ("--remote", url, "--store", tmp_path / "s")
+    ran = run("store", "pull", ids[1], *args)
+    assert ran.out.splitlines()[1:] == [f"  with {ids[0]}, which it stands on"]
+    assert len(run("store", "pull", ids[1], *args).out.splitlines()) == 1, "it is here now"
 
 
 def test_pull_over_http(run, saved, tmp_path):

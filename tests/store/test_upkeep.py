@@ -125,7 +125,9 @@ def test_rm_is_all_or_nothing(store, model):
     with pytest.raises(VkvError, match="'xyz' is not an id"):
         store.rm("xyz")
     assert len(store.ls()) == 3
-    assert [e.id for e in store.rm(entries[0].id, entries[2].id[:8])] == [
+    assert store.rm(entries[0].id, dry_run=True).freed == entries[0].size
+    assert len(store.ls()) == 3
+    assert [e.id for e in store.rm(entries[0].id, entries[2].id[:8]).entries] == [
         entries[0].id,
         entries[2].id,
     ]

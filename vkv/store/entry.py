@@ -106,20 +106,22 @@ class Stats:
 
 @dataclass(slots=True)
 class Collected:
-    """What ``PromptStore.gc`` took out, or would.
+    """What ``PromptStore.gc`` or ``rm`` took out, or would.
 
     Attributes:
         dry_run: Nothing was touched.
-        entries: Taken out: over a limit, of a codec or version that this build lacks,
+        entries: Taken out: asked for, over a limit, of a codec or version that this build lacks,
             or without their file.
         files: Removed: what dead writers left, and files that are no entries.
-        freed: Bytes of all of them.
+        freed: Bytes of them; not of those that others stand on, which stay.
+        over: Bytes that are still over a limit: pinned, or stood on by what is pinned.
     """
 
     dry_run: bool
     entries: list[Entry] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     freed: int = 0
+    over: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -127,6 +129,7 @@ class Collected:
             "schema_version": 1,
             "dry_run": self.dry_run,
             "freed": self.freed,
+            "over": self.over,
             "entries": [entry.to_dict() for entry in self.entries],
             "files": [str(path) for path in self.files],
         }

@@ -83,9 +83,9 @@ class Remote:
                     where = other.name
                 self.push(where, files=places.places)
         target = object_name(key)
-        if not self._holds(key, size):
+        if not self.holds(key, size):
             transfer.upload(self._files, Path(path), self._root, target, self._at(target), progress)
-            if not self._holds(key, size):
+            if not self.holds(key, size):
                 raise VkvError("it did not arrive as it was sent", at=shown(self._at(target)))
         self._make(names)  # last: a name never stands for nothing
         return key
@@ -183,7 +183,8 @@ class Remote:
     def _at(self, name: str) -> str:
         return f"{self.url}/{name}"
 
-    def _holds(self, key: str, size: int) -> bool:
+    def holds(self, key: str, size: int) -> bool:
+        """Whether the file with id ``key``, of so many bytes, is there."""
         try:
             with self.open(key) as document:
                 return (document.id, document.size) == (key, size)

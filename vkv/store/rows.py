@@ -235,8 +235,12 @@ def hold(db: Connection, key: str, size: int) -> int:
 
 def drop(db: Connection, row: Row, reason: Exception) -> None:
     """Take out an entry whose file is damaged, and what stands on it; say so in one line."""
-    _log.warning("%s is damaged and was taken out: %s", row["id"], reason)
-    take_out(db, [*dependents(db, row["n"]), row["n"]])
+    others = dependents(db, row["n"])
+    query = "SELECT id FROM entries WHERE n = ? AND removed = ?"
+    names = [key for n in others for (key,) in db.execute(query, (n, LIVE))]
+    tail = f"; with it what stands on it: {', '.join(names)}" if names else ""
+    _log.warning("%s is damaged and was taken out: %s%s", row["id"], reason, tail)
+    take_out(db, [*others, row["n"]])
 
 
 def sweep(db: Connection, layout: Layout) -> None:

@@ -192,29 +192,32 @@ class PromptStore:
         with self._index.read() as db:
             return rows.stats(db, self.root, self.limits.max_bytes)
 
-    def rm(self, *ids: str) -> list[Entry]:
+    def rm(self, *ids: str, dry_run: bool = False) -> Collected:
         """Remove entries, also pinned ones; all or none.
 
         The bytes of a file that others stand on stay until those are gone.
 
+        Args:
+            ids: Of the entries.
+            dry_run: Only say what would go.
+
         Returns:
-            What was removed.
+            What was removed, or would be.
 
         Raises:
             VkvError: No entry, or more than one, has such an id.
         """
-        with self._index.write() as db:
-            numbers = [rows.resolve(db, key) for key in dict.fromkeys(ids)]
+        with self._index.write(dry=dry_run) as db:
+            numbers = [*dict.fromkeys(rows.resolve(db, key) for key in ids)]
             removed = [rows.by_number(db, self._layout, n) for n in numbers]
-            rows.take_out(db, numbers)
-        return removed
+            return Collected(dry_run, removed, freed=rows.take_out(db, numbers))
 
     def pin(self, *ids: str) -> list[Entry]:
-        """Exempt entries from eviction. Returns and raises as ``rm``."""
+        """Exempt entries from eviction; which they are. Raises as ``rm``."""
         return self._set_pinned(ids, True)
 
     def unpin(self, *ids: str) -> list[Entry]:
-        """Let entries be evicted again. Returns and raises as ``rm``."""
+        """Let entries be evicted again; which they are. Raises as ``rm``."""
         return self._set_pinned(ids, False)
 
     def _set_pinned(self, ids: Sequence[str], value: bool) -> list[Entry]:
@@ -253,11 +256,13 @@ class PromptStore:
         limits = Limits(*(_either(getattr(asked, n), getattr(own, n)) for n in _LIMITS))
         return upkeep.collect(self._index, limits, dry_run=dry_run)
 
-    def verify(self, *, deep: bool = False) -> Report:
+    def verify(self, *, deep: bool = False, remove: bool = False) -> Report:
         """Check the index against the files, and every byte of every file.
 
         Args:
             deep: Also decode every tensor.
+            remove: Take out the entries whose files are damaged or gone, and what stands
+                on them, with a line each in the log of ``vkv.store``.
 
         Returns:
             Every finding, as ``vkv.validate`` gives it, with the entry's id.
@@ -267,7 +272,9 @@ class PromptStore:
         """
         from vkv.validate import Report
 
-        return Report(str(self.root), deep, list(upkeep.verify(self._index, deep=deep)))
+        return Report(
+            str(self.root), deep, list(upkeep.verify(self._index, deep=deep, remove=remove))
+        )
 
     def reindex(self) -> list[Path]:
         """Make the index again from the files.

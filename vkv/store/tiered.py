@@ -92,7 +92,7 @@ class TieredStore(PromptStore):
             VkvError: As ``Remote.pull`` and ``PromptStore.add``.
             OSError: Likewise.
         """
-        return pull(self, self.remote, key, progress)
+        return pull(self, self.remote, key, progress)[0]
 
     def _read_through(self, tokens: Any, model: Any) -> None:
         if not self._answers():
@@ -123,8 +123,15 @@ def push(store: PromptStore, remote: Remote, key: str, progress: Progress | None
     return remote.push(entry.path, files=bases, progress=progress)
 
 
-def pull(store: PromptStore, remote: Remote, key: str, progress: Progress | None) -> Entry:
-    """As ``TieredStore.pull``, to any store from any remote, also one without listings."""
+def pull(
+    store: PromptStore, remote: Remote, key: str, progress: Progress | None
+) -> tuple[Entry, list[str]]:
+    """As ``TieredStore.pull``, to any store from any remote, also one without listings.
+
+    Returns:
+        The entry, and the ids of the files it stands on that were fetched too.
+    """
+    fetched = []
     key, layout = remote.full_id(key), store._layout
     with layout.desk() as desk, remote.open(key) as document:
         own, others = desk / "new.vkv", desk / "others"
@@ -134,7 +141,8 @@ def pull(store: PromptStore, remote: Remote, key: str, progress: Progress | None
             if not layout.path(base).exists():
                 with remote.open(base) as other:
                     _download(layout, other, base, others / f"{base}.vkv", None)
-        return take_in(store._index, store.limits, own, Files([others]))
+                fetched.append(base)
+        return take_in(store._index, store.limits, own, Files([others])), fetched
 
 
 def _download(

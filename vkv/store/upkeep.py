@@ -11,6 +11,7 @@ from vkv import header
 from vkv.document import open_document
 from vkv.errors import VkvError
 from vkv.store import files, rows
+from vkv.store.answer import discard
 from vkv.store.entry import Collected
 from vkv.store.evict import Limits, evict
 from vkv.store.index import Index
@@ -29,7 +30,7 @@ def collect(index: Index, limits: Limits, *, dry_run: bool) -> Collected:
         found.files = [*layout.abandoned(), *files.enter_files(db, layout)]
         before = rows.entries(db, layout)
         rows.take_out(db, files.useless(db, layout))
-        evict(db, limits, layout.root)
+        found.over = evict(db, limits, layout.root)
         left = {entry.id for entry in rows.entries(db, layout)}
         found.entries = [entry for entry in before if entry.id not in left]
         found.freed = rows.total(db, dead=True) + sum(map(files.bytes_of, found.files))
@@ -38,15 +39,21 @@ def collect(index: Index, limits: Limits, *, dry_run: bool) -> Collected:
     return found
 
 
-def verify(index: Index, *, deep: bool) -> Iterator[Finding]:
+def verify(index: Index, *, deep: bool, remove: bool) -> Iterator[Finding]:
     """Findings on the index, then on every file. See ``PromptStore.verify``."""
     from vkv.validate import Finding
 
     found, keys = _compare(index)
     for at, text in found:
         yield Finding("error", None, at, text)
-    for key in sorted(set(keys) - {at for at, _ in found}):
-        yield from _file_findings(index, key, deep)
+    known = {at: text for at, text in found if at in keys}
+    for key in known if remove else ():
+        if not index.layout.path(key).exists() or any(_file_findings(index, key, deep)):
+            discard(index, key, VkvError(known[key]))
+    for key in sorted(set(keys) - known.keys()):
+        yield from (wrong := list(_file_findings(index, key, deep)))
+        if wrong and remove:
+            discard(index, key, VkvError(wrong[0].message, rule=wrong[0].rule))
 
 
 def _compare(index: Index) -> tuple[list[tuple[str, str]], list[str]]:

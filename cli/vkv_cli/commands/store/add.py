@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 
 import vkv
+from vkv.errors import VkvError
+from vkv.remote_source import is_url, shown
 from vkv_cli import text
-from vkv_cli.commands.store.common import store_option
+from vkv_cli.commands.store.common import same_as, store_option
 from vkv_cli.files import each_file, files_argument
 from vkv_cli.options import files_option
 
@@ -21,15 +23,20 @@ def add(
 ) -> int:
     """Take copies of .vkv files in, after checking every byte.
 
-    A file must name its model and hold its tokens. What it stands on comes with it.
+    A file must name its model and hold its tokens. What it stands on comes with it. Where
+    the store has the same content already (whole, or standing on other files), the entry is
+    that one, with its id.
     """
 
     def take(path: str) -> bool:
+        if is_url(path):
+            raise VkvError(f"{shown(path)}: only files are added; `vkv store pull` takes URLs")
         entry = store.add(path, files=places)
         if as_json:
             text.echo_json({"schema_version": 1, **entry.to_dict()})
         else:
-            click.echo(f"{text.printable(path)}: {entry.id}, {entry.tokens:,} tokens")
+            same = same_as(vkv.inspect(path).id, entry)
+            click.echo(f"{text.printable(path)}: {entry.id}, {entry.tokens:,} tokens{same}")
         return True
 
     return each_file(files, take)

@@ -92,6 +92,11 @@ def count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
+def same_as(key: str, entry: Entry) -> str:
+    """Why the entry of a file has another id than the file, if it has."""
+    return "" if key == entry.id else f" (was here; of the same content as {key[:12]})"
+
+
 def show(entries: Iterable[Entry], as_json: bool) -> None:
     """One line, or one JSON object, an entry."""
     if as_json:

@@ -15,6 +15,7 @@ from vkv.store import Entry
 from vkv.store.units import age, size
 from vkv_cli.commands.store.common import show, store_option, total
 from vkv_cli.text import json_option
+from vkv_cli.text import size as size_text
 
 Test = Callable[[Entry], bool]
 
@@ -114,4 +115,6 @@ def ls(
     elif found or as_json:
         show(found, as_json)
     if not (quiet or as_json):
-        click.echo(f"{total(found)} in {store.root}")
+        held = store.stats().held
+        removed = f", and {size_text(held)} of removed ones that others stand on" if held else ""
+        click.echo(f"{total(found)} in {store.root}{removed}")

@@ -12,8 +12,8 @@ import vkv
 from vkv.remote_source import shown
 from vkv.store import Remote, tiered
 from vkv_cli import text
-from vkv_cli.commands.store.common import show, store_option
-from vkv_cli.options import files_option
+from vkv_cli.commands.store.common import same_as, show, store_option
+from vkv_cli.options import files_option, local
 from vkv_cli.progress import progress
 from vkv_cli.written import show_written
 
@@ -44,15 +44,19 @@ def push(
     """
     there = Remote(remote)
     for name in what:
+        is_file = os.path.exists(name)
+        about = vkv.inspect(name) if is_file else store.entries(name)[0]
+        sent = not there.holds(about.id, about.size)
         with progress(f"pushing {name}", unit="bytes") as step:
-            if os.path.exists(name):
+            if is_file:
                 key = there.push(name, files=places, progress=step)
             else:
                 key = tiered.push(store, there, name, step)
         if as_json:
-            text.echo_json({"schema_version": 1, "id": key, "remote": shown(remote)})
+            text.echo_json({"schema_version": 1, "id": key, "remote": shown(remote), "sent": sent})
         else:
-            click.echo(f"{text.printable(name)}: {key} is at {text.printable(shown(remote))}")
+            words = f"is at {text.printable(shown(remote))}, {'sent' if sent else 'as it was'}"
+            click.echo(f"{text.printable(name)}: {key} {words}")
 
 
 @click.command()
@@ -64,6 +68,7 @@ def push(
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE|DIR",
+    callback=local,
     help="Write a file, or files named by their ids, and leave the store alone.",
 )
 @text.json_option
@@ -81,7 +86,7 @@ def pull(
     for key in ids:
         with progress(f"pulling {key}", unit="bytes") as step:
             if output is None:
-                entry = tiered.pull(store, there, key, step)
+                entry, fetched = tiered.pull(store, there, key, step)
             else:
                 path = there.pull(key, output, progress=step)
         if output is not None:
@@ -89,7 +94,11 @@ def pull(
         elif as_json:
             show([entry], as_json)
         else:
-            click.echo(f"{entry.id}: {entry.tokens:,} tokens, {text.exact_size(entry.size)}")
+            same = same_as(there.full_id(key), entry)
+            size = text.exact_size(entry.size)
+            click.echo(f"{entry.id}: {entry.tokens:,} tokens, {size}{same}")
+            for base in fetched:
+                click.echo(f"  with {base}, which it stands on")
 
 
 @click.command()

@@ -7,6 +7,7 @@ import sys
 import click
 
 import vkv
+from vkv_cli import text
 from vkv_cli.commands.store.common import ids_argument, show, store_option, total
 from vkv_cli.text import json_option
 
@@ -29,8 +30,12 @@ def rm(
             raise click.UsageError("nobody to ask: give --yes.")
         show(store.entries(*ids), False)
         click.confirm("Remove?", abort=True, err=True)
-    found = store.entries(*ids) if dry_run else store.rm(*ids)
+    found = store.rm(*ids, dry_run=dry_run)
     if as_json:
-        show(found, True)
-    else:
-        click.echo(f"{'would remove' if dry_run else 'removed'} {total(found)}")
+        show(found.entries, True)
+        return
+    words = ("would remove", "free") if dry_run else ("removed", "freed")
+    own = sum(entry.size for entry in found.entries)
+    stays = f"; {text.size(own - found.freed)} stay: others stand on them" * (own > found.freed)
+    freed = f"{words[1]} {text.size(found.freed)}"
+    click.echo(f"{words[0]} {total(found.entries)}; {freed}{stays}")
