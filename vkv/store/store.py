@@ -68,6 +68,7 @@ class PromptStore:
         codec: CodecSpec = "raw",
         metadata: Mapping[str, str] | None = None,
         files: Iterable[Place] = (),
+        basis: Place | None = None,
         progress: Progress | None = None,
     ) -> Entry:
         """Store a prompt's cache, whole or not at all.
@@ -85,6 +86,8 @@ class PromptStore:
             files: Where files are found that the store lacks and the entry stands on;
                 they are taken in too. A cache that came from a file with a table of
                 another one stands on that.
+            basis: As ``vkv.save`` takes it. A copy stays in the store, as long as an entry
+                stands on it.
             progress: Called with (bytes done, bytes in all).
 
         Returns:
@@ -101,11 +104,12 @@ class PromptStore:
         def write(path: Path, **standing: Any) -> None:
             save(
                 path, cache, tokens=tokens, model=model, tokenizer=tokenizer, codec=codec,
-                metadata=metadata, progress=progress, **standing,
+                metadata=metadata, basis=basis, progress=progress, **standing,
             )  # fmt: skip
 
         parent = ancestor(self._index, identity.model_id(model), tokens, codec)
-        return put_in(self._index, self.limits, write, parent, Files(files))
+        places = Files([*files, *([] if basis is None else [basis])])
+        return put_in(self._index, self.limits, write, parent, places)
 
     def add(self, path: str | os.PathLike[str], *, files: Iterable[Place] | None = None) -> Entry:
         """Store a copy of a ``.vkv`` file, after checking every byte of it.
