@@ -74,6 +74,10 @@ def prompt(text, **others):
         (TEXT, prompt("a", logit_bias={"5": None}), "logit_bias"),
         (TEXT, prompt("a", logit_bias={"99999999999": 1}), "logit_bias"),
         (TEXT, prompt("a", logit_bias=[1]), None),
+        (TEXT, prompt("a", logit_bias={"2147483": 1}), "logit_bias"),
+        (TEXT, prompt("a", repetition_penalty=10**25), "repetition_penalty"),
+        (TEXT, prompt("a", temperature=float("nan")), "temperature"),
+        (TEXT, prompt("a", top_logprobs=True), "top_logprobs"),
         (TEXT, prompt("a", stream=True, stream_options=5), "stream_options"),
         (TEXT, prompt("a", seed="x"), None),
         (TEXT, prompt("a", seed=10**30), "seed"),
@@ -158,12 +162,15 @@ def test_no_hub_cache_is_no_error(server, monkeypatch):
     assert (status, len(json.loads(data)["data"])) == (200, 3)
 
 
-def test_a_model_that_is_not_there(server):
-    status, data = send(server, TEXT, prompt("a", model="/no/such/model"))
+@pytest.mark.parametrize("name", ["/no/such/model", "gpt-4o", "", "a\0b", "x" * 9999])
+def test_a_model_that_is_not_there(server, name):
+    before = server._generator.model_provider.model
+    status, data = send(server, TEXT, prompt("a", model=name))
     error = json.loads(data)["error"]
     assert (status, error["code"]) == (404, "model_not_found")
-    assert "cannot load model '/no/such/model'" in error["message"]
+    assert error["message"].startswith("cannot load model ")
     assert server._args.model in error["message"]
+    assert server._generator.model_provider.model is before, "a typing error unloads nothing"
     assert send(server, TEXT, prompt("a"))[0] == 200
 
 

@@ -78,4 +78,9 @@ class Generator(ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no types
             raise RequestError("the prompt has no tokens")
         if args.sampling.top_k >= tokenizer.vocab_size:
             args.sampling.top_k = 0  # all tokens, which 0 stands for
+        if bias := args.logits.logit_bias:
+            known = max(tokenizer.get_vocab().values())
+            if max(bias) > known:  # MLX does not look, and writes there
+                text = f"token {max(bias)}, the vocabulary ends at {known}"
+                raise RequestError(text, "logit_bias")
         return found

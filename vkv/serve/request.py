@@ -11,6 +11,13 @@ MAX_BODY = 64 << 20
 _LARGEST = 2**31 - 1
 
 
+_COUNTS = {
+    "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed",
+    "top_logprobs", "num_draft_tokens", "repetition_penalty", "repetition_context_size",
+    "presence_penalty", "presence_context_size", "frequency_penalty", "frequency_context_size",
+}  # fmt: skip
+
+
 class RequestError(Exception):
     """A request that is not answered, as the OpenAI API says it.
 
@@ -127,6 +134,12 @@ def _numbers(body: dict[str, Any]) -> None:
     seed = body.get("seed")
     if isinstance(seed, int) and not 0 <= seed < 2**63:
         raise RequestError(f"seed is {_short(seed)}, expected 0 to 2**63 - 1", "seed")
+    for name in _COUNTS & body.keys():
+        if isinstance(body[name], bool):  # an int, to Python
+            raise RequestError(f"{name} is {body[name]}, expected a number", name)
+    for name, value in body.items():
+        if isinstance(value, int | float) and name != "seed" and not _is_number(value):
+            raise RequestError(f"{name[:40]} is {_short(value)}, at most {_LARGEST}", name[:40])
     bias = body.get("logit_bias")
     for key, value in bias.items() if isinstance(bias, dict) else ():
         if not (key.isascii() and key.isdigit() and len(key) < 10 and _is_number(value)):
@@ -138,9 +151,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) <= _LARGEST
 
 
-def _short(value: int) -> str:
+def _short(value: float) -> str:
     """A number of any length; one of 5,000 digits has no decimal form."""
-    return str(value) if abs(value) < 10**20 else f"of {value.bit_length()} bits"
+    long = isinstance(value, int) and abs(value) > 10**20
+    return "too long" if long else str(value)
 
 
 def _is_text(value: str) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import ThreadingHTTPServer
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any
 
 from vkv.errors import VkvError
@@ -24,6 +25,8 @@ FLUSH = 30.0
 #: And to answers that are being sent.
 ANSWERS = 2.0
 
+#: What may be a name on the hub.
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _log = logging.getLogger("vkv.serve")
 
 
@@ -143,7 +146,7 @@ def _models(args: argparse.Namespace) -> Any:
     class Models(ModelProvider):  # type: ignore[misc]  # mlx-lm has no types
         def __init__(self, args: argparse.Namespace):
             super().__init__(args)
-            self.names = [*dict.fromkeys((args.model, PurePath(args.model).name, "default_model"))]
+            self.names = [*dict.fromkeys((args.model, Path(args.model).name, "default_model"))]
             self.tried = threading.Event()
             self.error: Exception | None = None
 
@@ -157,13 +160,16 @@ def _models(args: argparse.Namespace) -> Any:
                 self.tried.set()
 
         def load(self, model: str, *others: str | None) -> Any:
-            """By any name; another model's as mlx-lm loads it."""
+            """By any name; another model as mlx-lm loads it, in place of the one before."""
             if model in self.names:
                 return super().load("default_model", *others)
             try:
+                here = (Path(model) / "config.json").is_file() and model != ""
+                if not (here or _REPOSITORY.fullmatch(model)):
+                    raise FileNotFoundError("no such directory")  # the one before stays
                 return super().load(model, *others)
             except Exception as exc:  # as above
-                text = f"cannot load model {model!r} ({type(exc).__name__}); served is "
+                text = f"cannot load model {model[:200]!r} ({type(exc).__name__}); served is "
                 raise RequestError(
                     text + repr(self.names[0]), "model", status=404, code="model_not_found"
                 ) from exc
