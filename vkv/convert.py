@@ -25,7 +25,7 @@ from vkv.live.kinds import KINDS, Snapshot, Value
 from vkv.live.lend import lent
 from vkv.live.load import check_owner
 from vkv.live.plan import Plan
-from vkv.live.save import CodecSpec, Progress, wish, write
+from vkv.live.save import CodecSpec, Progress, check_target, wish, write
 from vkv.remote_source import is_url
 
 
@@ -83,6 +83,7 @@ def convert(
     if inline:
         with open_document(src) as source:
             places = beside(source) if files is None else Files(files)
+            check_target(dst, header.files(source.header))
             return inlined(source, dst, places, durable=durable)
     plan = Plan(wish(codec))
     head = Header(
@@ -105,6 +106,7 @@ def convert(
         except RuntimeError as exc:  # MLX's, of an array that is no longer in the file
             raise ContainerError(f"cannot be read: {exc}", rule="C1", at=os.fspath(src)) from None
     with file:
+        check_target(dst, header.files(file.header))
         check_cache(file.header)
         check_layers(file.header)
         check_owner(file.header, model, tokenizer)

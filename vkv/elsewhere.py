@@ -83,10 +83,26 @@ def _in_folder(url: str, name: str) -> list[str]:
 
 
 class Other:
-    """One file that another stands on, and where in it a stored tensor is."""
+    """One file that another stands on, and where in it a stored tensor is.
 
-    def __init__(self, document: Document):
+    Args:
+        document: Closed if it is refused.
+        used: All tensors that the other file takes from it.
+
+    Raises:
+        HeaderError: More bytes than the file has (H12).
+    """
+
+    def __init__(self, document: Document, used: Iterable[Stored]):
         self.document = document
+        asked, held = sum(stored.nbytes for stored in used), document.size
+        if asked > held:
+            document.close()
+            raise HeaderError(
+                f"{asked} bytes are taken from file {document.id[:16]}…, which has {held}",
+                rule="H12",
+                at="tensors",
+            )
         self._names = {
             _key(stored): name
             for name, stored in document.header.tensors.items()

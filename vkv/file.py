@@ -76,6 +76,15 @@ class CacheFile:
         ((where, (own,)),) = self._located([name])
         return where.get(own, wait=wait or self._settled)
 
+    def check(self, name: str) -> None:
+        """Compare the digest of one stored tensor, wherever it is (D1)."""
+        stored = self.header.tensors[name]
+        if stored.file is None:
+            self.document.check(name)
+        else:
+            other, _ = self._other(stored.file)
+            other.document.check(other.name(stored, name))
+
     def others(self) -> list[Other]:
         """The files that this one stands on, opened.
 
@@ -101,7 +110,8 @@ class CacheFile:
     def _other(self, key: bytes) -> tuple[Other, Reader]:
         if key not in self._others:
             document = self._files.open(key)
-            self._others[key] = Other(document), reader(document, verify=self._verify)
+            used = [t for t in self.header.tensors.values() if t.file == key]
+            self._others[key] = Other(document, used), reader(document, verify=self._verify)
         return self._others[key]
 
     def parts(self, segment: Segment, shape: tuple[int, ...]) -> tuple[Codec, Parts]:

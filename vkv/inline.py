@@ -27,7 +27,10 @@ def inline(
         OSError: ``dst`` cannot be written; what stood there is untouched.
     """
     head = source.header
-    others = {key: Other(files.open(key)) for key in header.files(head)}
+    others = {
+        key: Other(files.open(key), [head.tensors[name] for name in names])
+        for key, names in header.files(head).items()
+    }
     alone = whole(head)
     loads = [_load(source, others, name) for name in _order(head)]
     try:

@@ -158,7 +158,7 @@ def _other_errors(document: Document, places: Files) -> Iterator[VkvError]:
     for key, names in header.files(document.header).items():
         try:
             with places.open(key) as found:
-                other = Other(found)
+                other = Other(found, [document.header.tensors[name] for name in names])
                 for name in names:
                     found.check(other.name(document.header.tensors[name], name))
         except VkvError as exc:

@@ -7,7 +7,7 @@ import pytest
 from vkv.codecs.fit import check_rereads
 from vkv.codecs.tc import Tc
 from vkv.errors import CodecError
-from vkv.header import Header, Layer, Segment, Stored, Tensor
+from vkv.header import Header, Layer, Segment, Stored, Tensor, replace
 
 
 def head(*tensors: str, own: int = 100, basis: int = 60) -> Header:
@@ -15,7 +15,7 @@ def head(*tensors: str, own: int = 100, basis: int = 60) -> Header:
     stored = {"codes": Stored(role="payload", dtype="U8", shape=(own,), digest=bytes(32))}
     for name in set("".join(tensors)) - {"-"}:
         stored[name] = Stored(
-            role="table", dtype="U8", shape=(basis,), digest=bytes(32), file=bytes(32)
+            role="table", dtype="U8", shape=(basis,), digest=name.encode() * 32, file=bytes(32)
         )
     layers = tuple(
         Layer(kind="kv", tensors={"keys": Tensor(dtype="F16", shape=(1,), segments=segments(word))})
@@ -44,3 +44,12 @@ def test_bases_read_over_and_over(tensors):
     with pytest.raises(CodecError, match="read again") as caught:
         check_rereads(head(*tensors))
     assert caught.value.rule == "T23"
+
+
+def test_another_name_for_the_same_bytes_is_no_other_basis():
+    one = head("ababa")
+    names = {name: stored for name, stored in one.tensors.items() if name != "codes"}
+    same = {name: next(iter(names.values())) for name in names}
+    check_rereads(head("aba"))
+    with pytest.raises(CodecError):
+        check_rereads(replace(head("ababab", own=10), tensors={**one.tensors, **same}))

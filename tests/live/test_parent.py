@@ -228,3 +228,50 @@ def test_a_codebook_alone_is_not_worth_a_second_file(tmp_path):
     other = vkv.save(tmp_path / "b.vkv", cache, tokens=range(5, 305), codec="nsnquant:bits=2",
                      parent=tmp_path / "0.vkv")  # fmt: skip
     assert not other.files
+
+
+def test_damage_of_a_parent_does_not_spread(tmp_path):
+    for codec in ("raw", "affine:bits=4"):
+        cache = chain(tmp_path, codec, turns=1)
+        data = bytearray((tmp_path / "0.vkv").read_bytes())
+        data[-1] ^= 1
+        (tmp_path / "0.vkv").write_bytes(data)
+        with pytest.raises(DigestError, match=r"0\.vkv"):
+            save(tmp_path / "1.vkv", cache, 300, codec=codec, parent=tmp_path / "0.vkv")
+        assert not (tmp_path / "1.vkv").exists()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_convert_does_not_replace_what_its_source_stands_on(tmp_path, inline):
+    chain(tmp_path, "affine:bits=4", turns=2)
+    before = (tmp_path / "0.vkv").read_bytes()
+    with pytest.raises(CacheError) as caught:
+        vkv.convert(tmp_path / "1.vkv", tmp_path / "0.vkv", inline=inline)
+    assert caught.value.rule == "L10"
+    assert (tmp_path / "0.vkv").read_bytes() == before
+
+
+def test_many_names_for_one_tensor_of_another_file(tmp_path):
+    """Every name would be read into memory of its own."""
+    chain(tmp_path, "raw", turns=2, first=300, turn=1)
+    with open_document(tmp_path / "1.vkv") as document, (tmp_path / "b.vkv").open("wb") as out:
+        head = document.header
+        one = next(stored for stored in head.tensors.values() if stored.file)
+        tensors = {
+            n: one if s.file and s.shape == one.shape else s for n, s in head.tensors.items()
+        }
+        extra = {f"layers.{i}.keys.0.data": one for i in range(9, 15)}
+        tensor = next(t for t in head.layers[0].tensors.values())
+        layers = tuple(
+            replace(head.layers[0], tensors={
+                "keys": replace(tensor, shape=(1, 2, 300, 64), segments=(
+                    replace(tensor.segments[0], parts={"data": name}),)),
+            }) for name in extra
+        )  # fmt: skip
+        head = header.replace(head, tensors=tensors | extra, layers=head.layers + layers)
+        own = [e for e in document.entries.values() if e.name != container.HEADER]
+        loads = [((e.name, e.dtype, e.shape), lambda n=e.name: document.read(n)) for e in own]
+        container.write(out.fileno(), loads, lambda _: header.dump(head))
+    found = [f for f in vkv.validate(tmp_path / "b.vkv").findings if f.rule == "H12"]
+    assert found
+    assert "which has" in found[0].message

@@ -40,13 +40,15 @@ def check_rereads(head: Header) -> None:
     Raises:
         CodecError: More of them is read again than the file has bytes (T23).
     """
-    seen: set[str] = set()
+    seen: set[object] = set()
     again = 0
     for _, layer in walk(head.layers):
         for tensor in layer.tensors.values():
             for name in _reads(tensor):
-                again += head.tensors[name].nbytes if name in seen else 0
-                seen.add(name)
+                stored = head.tensors[name]
+                key = (stored.file, stored.digest)
+                again += stored.nbytes if key in seen else 0
+                seen.add(key)
     own = sum(stored.nbytes for stored in head.tensors.values() if stored.file is None)
     if again > own:
         raise CodecError(

@@ -30,6 +30,8 @@ F64 = npt.NDArray[np.float64]
 HEAD = 12
 #: Integers that a basis may have for each of its bytes: 4 are usual.
 PER_BYTE = 1 << 6
+#: Integers in all: 4,096 rows of as many channels.
+MOST = 1 << 24
 #: Step of a row's integers in units of its root mean square: coarser ones are not independent.
 COARSEST = 0.5
 #: Most components in one decomposition: its time grows with the cube (2,048: some 3 s).
@@ -75,10 +77,11 @@ def load(data: bytes, heads: int, dim: int, tokens: int) -> Basis:
         )
     start = HEAD + 4 * groups * rows
     free = tokens * heads * dim
-    if len(data) < start or groups * rows * columns > free + PER_BYTE * len(data):
+    most = min(MOST, free + PER_BYTE * len(data))
+    if len(data) < start or groups * rows * columns > most:
         raise CodecError(
             f"{len(data)} bytes for {groups * rows} rows of {columns}, expected at least {start}, "
-            f"and at most {free} + {PER_BYTE} integers a byte",
+            f"and at most {most} integers",
             rule="T21",
             at="basis",
         )

@@ -17,7 +17,7 @@ import msgspec
 from vkv import identity
 from vkv.arrays import digest
 from vkv.codecs.base import NAMES, Codec, Planner
-from vkv.errors import MismatchError
+from vkv.errors import MismatchError, VkvError
 from vkv.file import CacheFile
 from vkv.header import Header, Layer, Rope, Segment, Stored, walk
 from vkv.live.kept import Kept
@@ -34,11 +34,13 @@ class Held:
     Attributes:
         segment: As the parent's header has it.
         stored: Its parts, ``file`` set.
+        names: Their names in the parent.
         rope: What its keys were rotated back by.
     """
 
     segment: Segment
     stored: dict[str, Stored]
+    names: dict[str, str]
     rope: Rope | None
 
 
@@ -62,6 +64,7 @@ class Parent:
         known = file.document.tokens() or []
         given = b"" if tokens is None else identity.token_bytes(tokens)
         self.common = common_prefix(known, memoryview(given).cast("I"))
+        self._checked: set[str] = set()
         self._layers = {_dotted(at): layer for at, layer in walk(file.header.layers)}
         own = bytes.fromhex(file.document.id)
         self._stored = {
@@ -98,7 +101,18 @@ class Parent:
             found.append(held)
             if coded or lossless:
                 whole = len(found)
-        return found[:whole]  # raw rows behind the last codes wait for a whole window
+        taken = found[:whole]  # raw rows behind the last codes wait for a whole window
+        self._check(taken)
+        return taken
+
+    def _check(self, found: list[Held]) -> None:
+        """What is referred to is undamaged, so that damage does not spread (D1)."""
+        for name in {name for held in found for name in held.names.values()} - self._checked:
+            try:
+                self.file.check(name)
+            except VkvError as exc:
+                raise exc.within(self.file.document.name) from None
+            self._checked.add(name)
 
     def _leading(self, layer: Layer, name: str, x: mx.array) -> list[tuple[Held, int, int]]:
         tensor = layer.tensors[name]
@@ -113,7 +127,7 @@ class Parent:
                 break
             stored = {part: self._stored[where] for part, where in segment.parts.items()}
             rope = None if segment.rope is None else self.file.header.ropes[segment.rope]
-            out.append((Held(segment, stored, rope), start, stop))
+            out.append((Held(segment, stored, segment.parts, rope), start, stop))
             start = stop
         return out
 

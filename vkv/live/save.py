@@ -148,7 +148,7 @@ def write(
     """
     head = _with_tokens(head, plan, tokens)
     add_layers(plan, snapshots, _fixed(head, plan))
-    _check_target(path, plan)
+    check_target(path, {other.file for other in plan.elsewhere.values() if other.file})
     head = header.replace(
         head, layers=tuple(plan.layers), ropes=tuple(plan.ropes), needs=_needs(plan)
     )
@@ -162,19 +162,24 @@ def write(
     return info
 
 
-def _check_target(path: str | os.PathLike[str], plan: Plan) -> None:
-    """A file must not take the place of one that it stands on (L10)."""
-    bases = {other.file.hex() for other in plan.elsewhere.values() if other.file is not None}
-    if not bases or not os.path.isfile(path):
+def check_target(path: str | os.PathLike[str], bases: Iterable[bytes]) -> None:
+    """Refuse to replace one of the files that are stood on (L10).
+
+    Args:
+        path: Where a file shall be written.
+        bases: Ids of the files.
+    """
+    ids = {key.hex() for key in bases}
+    if not ids or not os.path.isfile(path):
         return
     try:
         with open_document(path) as document:
             there = document.id
     except VkvError:
         return  # no vkv file
-    if there in bases:
+    if there in ids:
         raise CacheError(
-            "the new file would stand on the one it replaces; save it under another name, or whole",
+            "a file would be left that stands on the one replaced here; write to another name",
             rule="L10",
             at=os.fspath(path),
         )
