@@ -52,7 +52,7 @@ def _apart(blocks: np.ndarray[Any, Any]) -> int:
 def stored(x: mx.array) -> Pieces:
     """The bytes of ``x`` in row-major order, wherever it is. Evaluates it."""
     gpu = cuda.device()
-    if gpu is not None:
+    if gpu is not None and x.nbytes >= cuda.LEAST:
         return cuda.Bytes(gpu, x)
     mx.eval(x)
     return Bytes(x)

@@ -19,6 +19,8 @@ import mlx.core as mx
 
 #: Bytes of one page-locked buffer: enough to fill the bus, few enough to stay in cache.
 STAGE = 1 << 22
+#: Smaller arrays gain nothing from it; MLX keeps the smallest in memory of another kind.
+LEAST = 1 << 12
 #: ``CU_POINTER_ATTRIBUTE_MEMORY_TYPE`` and the type "device".
 _MEMORY_TYPE, _DEVICE = 2, 2
 

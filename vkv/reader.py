@@ -193,7 +193,7 @@ class ThreadReader:
         flat = [mx.zeros(self._document.entries[name].nbytes, mx.uint8) for name in new]
         mx.async_eval(flat)  # type: ignore[no-untyped-call]
         for name, out in zip(new, flat, strict=True):
-            if self._gpu is None or not out.nbytes:
+            if self._gpu is None or out.nbytes < cuda.LEAST:
                 self._started[name] = self._threads.submit(self._fill, name, out)
             else:
                 at = self._gpu.address(out)
