@@ -1,7 +1,7 @@
 """Other vkv files that one stands on, found by id in files and folders (H12).
 
-A file's name says nothing about its id, so candidates are opened and their headers
-read, a name that is the id first.
+A file's name says nothing about its id, so a name that is the id is tried first, then
+the ids of all candidates are learnt, each once, from the bytes of their headers.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from vkv import container
+from vkv.container import FileSource
 from vkv.document import Document, open_document
 from vkv.errors import HeaderError, MissingFileError, VkvError
-from vkv.header import Stored
-from vkv.remote_source import is_url
+from vkv.header import MAX_HEADER, Stored
+from vkv.remote_source import is_url, open_source
 
 #: A file, or a folder whose ``.vkv`` files are looked at. Of a folder behind a URL only
 #: names that are the id.
 Place = str | os.PathLike[str]
-#: Files of a folder that are opened in search of an id.
-MAX_LOOKED_AT = 4096
+#: Files whose ids one search learns, and bytes of JSON and headers that it reads for them.
+MAX_LOOKED_AT, MAX_LOOKED_BYTES = 4096, 64 << 20
 
 
 class Files:
-    """Finds vkv files by id.
+    """Finds vkv files by id. What is in the places is listed once, when it is needed.
 
     Args:
         places: Files and folders, searched in this order.
@@ -31,39 +33,86 @@ class Files:
 
     def __init__(self, places: Iterable[Place] = ()):
         self.places = [x if isinstance(x, str) and is_url(x) else Path(x) for x in places]
+        self._known: dict[str, list[Path | str]] = {}
+        self._unread = self._learn()
+        self._ended = ""
 
     def open(self, key: bytes) -> Document:
         """The file whose id is ``key``.
 
         Raises:
-            MissingFileError: No place has it (H12); the message names the id.
+            MissingFileError: No place has it (H12), or too much would have to be looked
+                at; the message names the id.
         """
-        for path in self._candidates(key.hex()):
+        name = key.hex()
+        for path in self._candidates(name):
             try:
                 document = open_document(path)
             except (VkvError, OSError):
                 continue
-            if document.id == key.hex():
+            if document.id == name:
                 return document
             document.close()
-        raise MissingFileError(key.hex(), [str(place) for place in self.places])
+        raise MissingFileError(name, [str(place) for place in self.places], ended=self._ended)
 
     def _candidates(self, name: str) -> Iterator[Path | str]:
-        """Files named by the id in any place, then all others."""
+        """Files named by the id in any place, then those of that id."""
         for place in self.places:
             if isinstance(place, str):
-                yield from [place] if place.endswith(".vkv") else _in_folder(place, name)
+                own = place.rpartition("/")[2] == f"{name}.vkv"
+                yield from [place] if own else [] if _is_one(place) else _in_folder(place, name)
             elif place.stem == name:
                 yield place
             elif place.is_dir():
                 yield place / f"{name}.vkv"
+        yield from tuple(self._known.get(name, ()))
+        for found, path in self._unread:
+            if found == name:
+                yield path
+
+    def _learn(self) -> Iterator[tuple[str, Path | str]]:
+        """Ids of all candidates, one by one, for all searches of this object together."""
+        looked = read = 0
+        for path in self._listed():
+            if looked == MAX_LOOKED_AT or read >= MAX_LOOKED_BYTES:
+                self._ended = f"after {looked:,} files and {read:,} bytes of headers"
+                return
+            found, nbytes = _id_of(path)
+            looked, read = looked + 1, read + nbytes
+            if found is not None:
+                self._known.setdefault(found, []).append(path)
+                yield found, path
+
+    def _listed(self) -> Iterator[Path | str]:
         for place in self.places:
             if isinstance(place, str):
-                continue
-            if place.is_dir():
-                yield from sorted(place.glob("*.vkv"))[:MAX_LOOKED_AT]
+                yield from [place] if _is_one(place) else []
+            elif place.is_dir():
+                yield from sorted(place.glob("*.vkv"))
             else:
                 yield place
+
+
+def _id_of(path: Path | str) -> tuple[str | None, int]:
+    """Id of a file whose header is not decoded, if it may be one, and the bytes it took."""
+    nbytes = 0
+    try:
+        source = open_source(path) if isinstance(path, str) else FileSource(path)
+        try:
+            nbytes = min(int.from_bytes(source.read(0, 8), "little"), container.MAX_JSON)
+            entry = container.parse(source)[container.HEADER]
+            if entry.nbytes > MAX_HEADER:
+                return None, nbytes
+            nbytes += entry.nbytes
+            return container.digest(source.read(entry.start, entry.nbytes)).hex(), nbytes
+        finally:
+            source.close()
+    except (VkvError, OSError):
+        return None, nbytes
+
+
+def _is_one(url: str) -> bool:
+    return url.endswith(".vkv")
 
 
 def beside(document: Document) -> Files:

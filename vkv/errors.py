@@ -104,13 +104,23 @@ class MissingFileError(VkvError):
     Args:
         id: Of the file, hex.
         places: Where it was looked for.
+        ended: What the search ended after, if it did before all was looked at.
     """
 
-    def __init__(self, id: str, places: list[str], *, at: str | None = None):  # noqa: A002
+    def __init__(
+        self,
+        id: str,  # noqa: A002
+        places: list[str],
+        *,
+        ended: str = "",
+        at: str | None = None,
+    ):
         self.id, self.places = id, places
         where = ", ".join(places) if places else "no place was given"
         super().__init__(
-            f"stands on file {id}, which is not in {where}; files= (--files) says where it is",
+            f"stands on file {id}, which is not in {where}"
+            + f" (the search ended {ended})" * bool(ended)
+            + "; files= (--files) says where it is",
             rule="H12",
             at=at,
         )

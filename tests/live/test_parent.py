@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 import vkv
 from fixtures.models import tiny
-from vkv import container, header
+from vkv import container, elsewhere, header
 from vkv.document import open_document
 from vkv.errors import CacheError, DigestError, HeaderError, MismatchError, MissingFileError
 
 CODECS = ["raw", "affine:bits=4", "nsnquant:bits=2", "kvquant:bits=3", "tc:step=0.5"]
+found = elsewhere._id_of
 
 
 def grow(cache, tokens: int, seed: int) -> None:
@@ -166,6 +167,36 @@ def test_a_missing_file_is_named(tmp_path):
     for place in (tmp_path / "kept", tmp_path / "kept" / "elsewhere.vkv"):
         assert vkv.load(tmp_path / "1.vkv", files=[place]).tokens == list(range(370))
         assert vkv.validate(tmp_path / "1.vkv", files=[place], deep=True).ok
+
+
+def test_each_candidate_is_read_once_whatever_the_number_of_ids(tmp_path, monkeypatch):
+    chain(tmp_path, "raw", turns=4, first=20, turn=5)
+    (tmp_path / "a.vkv").write_bytes(b"no vkv file")
+    seen = []
+    monkeypatch.setattr(elsewhere, "_id_of", lambda path: seen.append(path) or found(path))
+    files = elsewhere.Files([tmp_path])
+    for n in (1, 3, 0, 2, 1):
+        with files.open(bytes.fromhex(vkv.inspect(tmp_path / f"{n}.vkv").id)) as document:
+            assert document.name == str(tmp_path / f"{n}.vkv")
+    assert sorted(seen) == [tmp_path / f"{n}.vkv" for n in range(4)]
+    with pytest.raises(MissingFileError, match=r"is not in [^(]*; files="):
+        files.open(bytes(32))
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize("limit", [("MAX_LOOKED_AT", 2), ("MAX_LOOKED_BYTES", 4000)])
+def test_a_search_for_any_number_of_ids_ends(tmp_path, monkeypatch, limit):
+    chain(tmp_path, "raw", turns=4, first=20, turn=5)
+    ids = [bytes.fromhex(vkv.inspect(tmp_path / f"{n}.vkv").id) for n in range(4)]
+    monkeypatch.setattr(elsewhere, *limit)
+    files = elsewhere.Files([tmp_path])
+    files.open(ids[1]).close()
+    for _ in range(2):
+        with pytest.raises(MissingFileError, match="the search ended after 2 files and"):
+            files.open(ids[3])
+    files.open(ids[0]).close()
+    (tmp_path / "3.vkv").rename(tmp_path / f"{ids[3].hex()}.vkv")  # a name is not searched for
+    files.open(ids[3]).close()
 
 
 def test_a_file_of_that_id_without_the_tensor_is_refused(tmp_path):
