@@ -22,6 +22,7 @@ class Web:
         cut: Bytes of body after which each connection is cut; ``None`` for never.
         busy: So many answers are 503 first.
         status: Answer everything with this.
+        raw: Written instead of any answer.
         told: Replaces the header ``Content-Range``.
         asked: ``(path, Range header or None)`` of every request so far.
         sent: Bytes of body so far.
@@ -32,6 +33,7 @@ class Web:
     cut: int | None = None
     busy: int = 0
     status: int | None = None
+    raw: bytes = b""
     told: str | None = None
     tag: str = '"1"'
     asked: list[tuple[str, str | None]] = field(default_factory=list)
@@ -46,6 +48,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # the library's name
         web, path = self.web, self.path.partition("?")[0]
         web.asked.append((self.path, self.headers.get("Range")))
+        if web.raw:
+            self.close_connection = True
+            self.wfile.write(web.raw)
+            return None
         if web.busy > 0:
             web.busy -= 1
             return self._head(503, {})

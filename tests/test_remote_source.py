@@ -200,6 +200,22 @@ def test_what_a_server_refuses(web, status, error, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xff\xfe garbage\r\n\r\n",
+        b"HTTP/1.1 500 evil\x1b[31m line " + b"x" * 5000 + b"\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 206 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    ],
+)
+def test_what_a_server_says_is_one_short_line(web, raw):
+    web.raw = raw
+    with pytest.raises(OSError, match=r"refused: HTTP [45]00") as caught:
+        vkv.inspect(f"{web.url}/a.vkv")
+    assert 0 < len(caught.value.strerror) <= 200
+    assert str(caught.value).isprintable()
+
+
 def test_no_server():
     with servers.web() as gone:
         url = f"{gone.url}/a.vkv"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(://|::)")
 _SECRET = re.compile(r"(?<=://)[^/@?#]*@|[?#].*$", re.DOTALL)
 
+#: Characters of what a back end says that a message has.
+MAX_REASON = 200
 INSTALL = "pip install 'vkv[remote]'"
 
 
@@ -146,7 +148,7 @@ def naming(url: str) -> Iterator[None]:
         raise VkvError(_line(exc), at=shown(url)) from None
     except Exception as exc:
         number, reason = _reason(exc)
-        raise OSError(number, reason, shown(url)) from exc
+        raise OSError(number, _one_line(reason), shown(url)) from exc
 
 
 #: By the name of the class, so that no back end is imported to look for it.
@@ -187,4 +189,11 @@ def _reason(exc: Exception) -> tuple[int, str]:
 
 
 def _line(exc: Exception) -> str:
-    return " ".join(str(exc).split()) or type(exc).__name__
+    return _one_line(str(exc)) or type(exc).__name__
+
+
+def _one_line(text: str) -> str:
+    """What a server may have said, printable and not long."""
+    line = " ".join(text[:10_000].split())
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    return line if len(line) <= MAX_REASON else line[: MAX_REASON - 1] + "…"
