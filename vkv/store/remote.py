@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -60,7 +61,9 @@ class Remote:
     ) -> str:
         """Store a file, after those that it stands on; its id.
 
-        What is there already is not sent again.
+        What is there already is not sent again. A file that has the bytes is named by
+        each that needs them (H11), so what a base itself stands on is not sent for it: a
+        base can be found by tokens only if all of that comes along too.
 
         Args:
             path: A local ``.vkv`` file. One without model or token ids is stored too,
@@ -69,26 +72,31 @@ class Remote:
             progress: Called with (bytes done, bytes in all).
 
         Raises:
-            VkvError: The file is damaged, stands on one that is missing, or did not
+            VkvError: A file is damaged, stands on one that is missing, or did not
                 arrive as it was sent.
             OSError: It cannot be read, or the remote cannot be written.
         """
         self._writable()
         with open_document(os.fspath(path)) as document:
-            transfer.check(document, document.id)  # damage is not passed on
-            key, size, names = document.id, document.size, _names(document)
+            sent = [_checked(document, os.fspath(path))]
             places = beside(document) if files is None else Files(files)
             for base in header.files(document.header):
                 with places.open(base) as other:
-                    where = other.name
-                self.push(where, files=places.places)
-        target = object_name(key)
-        if not self.holds(key, size):
-            transfer.upload(self._files, Path(path), self._root, target, self._at(target), progress)
-            if not self.holds(key, size):
-                raise VkvError("it did not arrive as it was sent", at=shown(self._at(target)))
-        self._make(names)  # last: a name never stands for nothing
-        return key
+                    sent.insert(0, _checked(other, other.name))
+        for file in sent:
+            self._send(file, progress)
+        there = {file.key for file in sent}
+        self._make([name for file in sent if file.bases <= there for name in file.names])
+        return sent[-1].key
+
+    def _send(self, file: _File, progress: Progress | None) -> None:
+        if self.holds(file.key, file.size):
+            return
+        target = object_name(file.key)
+        url = self._at(target)
+        transfer.upload(self._files, Path(file.path), self._root, target, url, progress)
+        if not self.holds(file.key, file.size):
+            raise VkvError("it did not arrive as it was sent", at=shown(url))
 
     def pull(
         self,
@@ -100,7 +108,8 @@ class Remote:
         """Fetch a file, and beside it those that it stands on, named by their ids.
 
         Each is checked by id and digests before it takes its name. What an interrupted
-        transfer left in ``.NAME.ID.vkv-part`` beside it is gone on from.
+        transfer left in ``.NAME.ID.vkv-part`` beside it is gone on from. What a base
+        stands on itself is not fetched for it: the file needs none of that (H11).
 
         Args:
             key: Its id, or the beginning of one that only it has.
@@ -116,12 +125,12 @@ class Remote:
         path = path / f"{key}{SUFFIX}" if path.is_dir() else path
         with self.open(key) as document:
             transfer.expect(document, key)
-            for base in header.files(document.header):
-                own = path.with_name(f"{base.hex()}{SUFFIX}")
-                if not _is_file(own, base.hex()):
-                    self.pull(base.hex(), own)
-            part = path.with_name(f".{path.name}.{key[:16]}.vkv-part")
-            transfer.download(document, key, path, part, progress)
+            for base in (name.hex() for name in header.files(document.header)):
+                own = path.with_name(f"{base}{SUFFIX}")
+                if not _is_file(own, base):
+                    with self.open(base) as other:
+                        _download(other, base, own, progress)
+            _download(document, key, path, progress)
         return path
 
     def find(self, tokens: Any, *, model: Any, longer_than: int = 0) -> Match | None:
@@ -256,6 +265,29 @@ def _is_file(path: Path, key: str) -> bool:
 def object_name(key: str) -> str:
     """Where the file with id ``key`` stands."""
     return f"objects/{key[:2]}/{key}{SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file that is to be sent, and what it is found by."""
+
+    path: str
+    key: str
+    size: int
+    bases: frozenset[str]
+    names: list[str]
+
+
+def _checked(document: Document, path: str) -> _File:
+    """Damage is not passed on."""
+    transfer.check(document, document.id)
+    bases = frozenset(base.hex() for base in header.files(document.header))
+    return _File(path, document.id, document.size, bases, _names(document))
+
+
+def _download(document: Document, key: str, path: Path, progress: Progress | None) -> None:
+    part = path.with_name(f".{path.name}.{key[:16]}.vkv-part")
+    transfer.download(document, key, path, part, progress)
 
 
 def _names(document: Document) -> list[str]:
