@@ -46,6 +46,13 @@ def prompt(text, **others):
     return {"prompt": text, "max_tokens": 2} | others
 
 
+def templated(options):
+    return {"messages": messages(FIRST), "max_tokens": 2, "chat_template_kwargs": options}
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -71,6 +78,7 @@ def prompt(text, **others):
         (TEXT, prompt("a", stop=[5]), "stop"),
         (TEXT, prompt("a", stop=""), "stop"),
         (TEXT, prompt("a", stop=5), "stop"),
+        (TEXT, prompt("a", stop=[["b"]]), "stop"),
         (TEXT, prompt("a", logit_bias={"5": None}), "logit_bias"),
         (TEXT, prompt("a", logit_bias={"99999999999": 1}), "logit_bias"),
         (TEXT, prompt("a", logit_bias=[1]), None),
@@ -80,6 +88,8 @@ def prompt(text, **others):
         (TEXT, prompt("a", top_logprobs=True), "top_logprobs"),
         (TEXT, prompt("a", stream=True, stream_options=5), "stream_options"),
         (TEXT, prompt("a", seed="x"), None),
+        (TEXT, prompt("a", seed=-1), "seed"),
+        (TEXT, prompt("a", seed=2**63), "seed"),
         (TEXT, prompt("a", seed=10**30), "seed"),
         (TEXT, prompt("a", model=5), None),
         (CHAT, {}, "messages"),
@@ -90,7 +100,16 @@ def prompt(text, **others):
         (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, None),
-        (CHAT, {"messages": messages(FIRST), "chat_template_kwargs": 5}, None),
+        (CHAT, templated(5), "chat_template_kwargs"),
+        (CHAT, templated({"chat_template": ENDLESS}), "chat_template_kwargs.chat_template"),
+        (CHAT, templated({"chat_template": None}), "chat_template_kwargs.chat_template"),
+        (CHAT, templated({"tokenize": False}), "chat_template_kwargs.tokenize"),
+        (
+            CHAT,
+            templated({"padding": "max_length", "max_length": 10**12}),
+            "chat_template_kwargs.max_length",
+        ),
+        (CHAT, templated({"tools": []}), None),
     ],
 )
 def test_what_is_wrong_is_told_and_costs_nobody_else(server, path, body, param):
@@ -123,6 +142,11 @@ def test_what_is_odd_and_right_is_served(server, others):
     status, data = send(server, TEXT, {"prompt": ["a"]} | others)
     assert (status, b"error" in data) == (200, False)
     assert data
+
+
+def test_what_the_template_takes_is_passed_on(server):
+    for options in (None, {}, {"enable_thinking": False}):
+        assert send(server, CHAT, templated(options))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,12 @@ _COUNTS = {
     "top_logprobs", "num_draft_tokens", "repetition_penalty", "repetition_context_size",
     "presence_penalty", "presence_context_size", "frequency_penalty", "frequency_context_size",
 }  # fmt: skip
+#: What of ``chat_template_kwargs`` speaks to the tokenizer and not to the model's template: a
+#: template of the client's own never ends if it likes, a padding is as long as it says.
+_NOT_OF_TEMPLATE = {
+    "chat_template", "conversation", "tokenize", "tokenizer_kwargs", "padding", "truncation",
+    "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+}  # fmt: skip
 
 
 class RequestError(Exception):
@@ -76,6 +82,7 @@ def parsed(data: bytes, *, chat: bool) -> dict[str, Any]:
         raise RequestError(f"the body is {_kind(body)}, expected an object")
     if chat:
         _messages(body.get("messages"))
+        _template(body.get("chat_template_kwargs"))
     else:
         body["prompt"] = _prompt(body.get("prompt"))
     _stop(body.get("stop"))
@@ -115,6 +122,15 @@ def _messages(found: Any) -> None:
         if not isinstance(content, str | list | None):
             text = f"{at}.content is {_kind(content)}, expected a text or a list of parts"
             raise RequestError(text, f"{at}.content")
+
+
+def _template(found: Any) -> None:
+    at = "chat_template_kwargs"
+    if not isinstance(found, dict | None):
+        raise RequestError(f"{at} is {_kind(found)}, expected an object", at)
+    for name in sorted(_NOT_OF_TEMPLATE & (found or {}).keys()):
+        text = f"{at} has {name}, expected what the template of the model takes"
+        raise RequestError(text, f"{at}.{name}")
 
 
 def _stop(found: Any) -> None:
