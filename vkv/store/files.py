@@ -11,7 +11,7 @@ from vkv.document import open_document
 from vkv.errors import VkvError
 from vkv.store import rows
 from vkv.store.describe import is_entry, known_needs, of
-from vkv.store.layout import Layout
+from vkv.store.layout import Layout, is_id
 
 _log = logging.getLogger("vkv.store")
 
@@ -25,11 +25,15 @@ def enter_files(db: Connection, layout: Layout) -> list[Path]:
     listed = {key for (key,) in db.execute("SELECT id FROM entries")}
     rejected = []
     for path in layout.files():
-        if path.stem in listed and path == layout.path(path.stem):
+        if path.stem in listed and _in_place(layout, path):
             continue
         if not _enter(db, layout, path):
             rejected.append(path)
     return rejected + _strike(db, layout)
+
+
+def _in_place(layout: Layout, path: Path) -> bool:
+    return is_id(path.stem) and path == layout.path(path.stem)
 
 
 def _enter(db: Connection, layout: Layout, path: Path) -> bool:
@@ -117,6 +121,9 @@ def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
             yield "index", problem
     listed = dict(db.execute("SELECT id, size FROM entries WHERE removed < 2").fetchall())
     dying = {key for (key,) in db.execute("SELECT id FROM entries WHERE removed = 2").fetchall()}
+    for key in [key for key in listed if not is_id(key)]:
+        del listed[key]
+        yield "index", f"the id {str(key)[:80]!r}, expected 64 hex digits; gc takes it out"
     for key, size in sorted(listed.items()):
         found = _size(layout.path(key))
         if found != size:
@@ -126,7 +133,7 @@ def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
         if base not in listed:
             yield key, f"stands on {base}, which is not there"
     for path in layout.files():
-        if path != layout.path(path.stem) or path.stem not in listed.keys() | dying:
+        if not _in_place(layout, path) or path.stem not in listed.keys() | dying:
             yield str(path), "stands in no index; gc enters it, or removes it if it is no entry"
     for path in layout.abandoned():
         yield str(path), "left by a writer that died; gc removes it"

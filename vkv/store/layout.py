@@ -12,15 +12,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from vkv.errors import VkvError
+
 MODE = 0o700
 #: Another layout of the index is another file: two releases may share a store.
 INDEX = "index-1.sqlite"
 SUFFIX = ".vkv"
+_ID = re.compile("[0-9a-f]{64}")
 
 
 class Layout:
@@ -32,26 +36,63 @@ class Layout:
         self.index = root / INDEX
 
     def path(self, key: str) -> Path:
-        """The file of entry ``key``."""
+        """The file of entry ``key``.
+
+        Raises:
+            VkvError: It is no id. The index is only a file: an id in it could be any path.
+        """
+        if not is_id(key):
+            raise VkvError(
+                f"the id is {str(key)[:80]!r}, expected 64 hex digits; `vkv store reindex` makes "
+                "the index again from the files",
+                at=str(self.index),
+            )
         return self.objects / key[:2] / f"{key}{SUFFIX}"
 
     def files(self) -> Iterator[Path]:
         """Every ``.vkv`` file among the objects, in order; other files are not ours."""
-        for folder in sorted(self.objects.glob("*")):
-            if folder.is_dir() and not folder.is_symlink():
+        for folder in sorted(self.objects.glob("*")) if ours(self.objects) else ():
+            if folder.is_dir() and ours(folder):
                 yield from sorted(folder.glob(f"*{SUFFIX}"))
 
     def make(self) -> None:
-        """Create what is missing."""
+        """Create what is missing.
+
+        Raises:
+            VkvError: A folder of the store is a link.
+        """
+        self._refuse_links(self.objects, self.incoming)
         for path in (self.root, self.objects, self.incoming):
             path.mkdir(mode=MODE, parents=True, exist_ok=True)
 
     def accept(self, written: Path, key: str) -> Path:
-        """Move a finished file to its place; ``sync`` its folder when there is time."""
+        """Move a finished file to its place; ``sync`` its folder when there is time.
+
+        Raises:
+            VkvError: As ``make``.
+        """
         target = self.path(key)
+        self._refuse_links(self.objects, target.parent)
         target.parent.mkdir(mode=MODE, exist_ok=True)
         os.replace(written, target)
         return target
+
+    def remove(self, key: str) -> None:
+        """Remove the file of an entry; nothing happens if it is gone.
+
+        Raises:
+            VkvError: As ``make``, or as ``path``.
+            OSError: It cannot be removed.
+        """
+        path = self.path(key)
+        self._refuse_links(self.objects, path.parent)
+        path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _refuse_links(*folders: Path) -> None:
+        for folder in folders:
+            if not ours(folder):
+                raise VkvError("a link, expected a folder of the store's own", at=str(folder))
 
     @contextlib.contextmanager
     def desk(self) -> Iterator[Path]:
@@ -78,8 +119,22 @@ class Layout:
 
     def abandoned(self) -> list[Path]:
         """What dead writers left behind."""
-        found = self.incoming.iterdir() if self.incoming.is_dir() else ()
+        there = self.incoming.is_dir() and ours(self.incoming)
+        found = self.incoming.iterdir() if there else ()
         return [path for path in found if unlocked(path)]
+
+
+def is_id(key: object) -> bool:
+    """Whether ``key`` can name an entry: 64 hex digits, as ``document.id``."""
+    return isinstance(key, str) and _ID.fullmatch(key) is not None
+
+
+def ours(folder: Path) -> bool:
+    """Whether a folder of a store may be emptied: behind a link are files of others.
+
+    The root is another matter: whoever names it chose where it leads.
+    """
+    return not folder.is_symlink()
 
 
 def clear(path: Path) -> None:

@@ -15,7 +15,7 @@ from vkv.errors import VkvError
 from vkv.store import tree
 from vkv.store.describe import Description, read_tokens
 from vkv.store.entry import Entry, Stats
-from vkv.store.layout import Layout
+from vkv.store.layout import Layout, is_id
 from vkv.store.tree import DamagedError
 
 #: ``removed``: 0 an entry; 1 taken out, but others stand on it; 2 its file may go.
@@ -95,7 +95,24 @@ def total(db: Connection, *, dead: bool = False) -> int:
 
 def ids(db: Connection) -> list[str]:
     """Ids of all files, also of those that only others stand on."""
-    return [key for (key,) in db.execute("SELECT id FROM entries WHERE removed < 2 ORDER BY id")]
+    query = "SELECT id FROM entries WHERE removed < 2 ORDER BY id"
+    return [key for (key,) in db.execute(query) if is_id(key)]
+
+
+def purge(db: Connection) -> None:
+    """Drop rows whose id is none; no file is touched for them."""
+    for row in db.execute("SELECT * FROM entries").fetchall():
+        if not is_id(row["id"]):
+            detach(db, row)
+            db.execute("DELETE FROM stands WHERE entry = ?", (row["n"],))
+            db.execute("DELETE FROM entries WHERE n = ?", (row["n"],))
+
+
+def detach(db: Connection, row: Row) -> None:
+    """Take an entry out of its tree, whatever else the index says of it."""
+    db.execute("UPDATE entries SET node = NULL WHERE n = ?", (row["n"],))
+    if isinstance(row["node"], int):
+        tree.prune(db, row["node"])
 
 
 def stats(db: Connection, root: Path, max_bytes: int | None) -> Stats:
@@ -250,8 +267,9 @@ def sweep(db: Connection, layout: Layout) -> None:
     leaves files that no listed entry needs, and the next sweep finds them.
     """
     for n, key in db.execute("SELECT n, id FROM entries WHERE removed = 2").fetchall():
-        with contextlib.suppress(OSError):  # then it waits for the next sweep
-            layout.path(key).unlink(missing_ok=True)
+        with contextlib.suppress(OSError, VkvError):  # then it waits for the next sweep
+            if is_id(key):  # of any other, no file is ours
+                layout.remove(key)
             db.execute("DELETE FROM entries WHERE n = ?", (n,))
 
 

@@ -159,7 +159,9 @@ def prune(db: Connection, node: int) -> None:
         if len(children) == 2:
             return
         query = "DELETE FROM nodes WHERE id = ? RETURNING parent, token"
-        parent, token = db.execute(query, (node,)).fetchone()
+        if (gone := db.execute(query, (node,)).fetchone()) is None:  # the index is broken
+            return
+        parent, token = gone
         if children:  # its edge and the one below become one
             query = "UPDATE nodes SET parent = ?, token = ? WHERE id = ?"
             db.execute(query, (parent, token, children[0][0]))

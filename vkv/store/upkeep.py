@@ -27,6 +27,7 @@ def collect(index: Index, limits: Limits, *, dry_run: bool) -> Collected:
     if not layout.root.exists():
         return found
     with index.write(dry=dry_run) as db:
+        rows.purge(db)
         found.files = [*layout.abandoned(), *files.enter_files(db, layout)]
         before = rows.entries(db, layout)
         rows.take_out(db, files.useless(db, layout))
