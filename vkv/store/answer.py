@@ -32,6 +32,7 @@ def find(index: Index, tokens: bytes, owner: bytes) -> Found | None:
         tokens: Little-endian u32, the whole prompt.
         owner: Id of the model.
     """
+    mended: set[int] = set()
     while True:
         try:
             with index.read() as db:
@@ -41,7 +42,10 @@ def find(index: Index, tokens: bytes, owner: bytes) -> Found | None:
                 row, count = match
                 return Found(rows.by_number(db, index.layout, row["n"]), count)
         except DamagedError as exc:
-            if not discard(index, exc.row["id"], exc):
+            if (n := exc.row["n"]) in mended:
+                raise VkvError(f"entry {n} cannot be mended; {rows.HINT}") from exc
+            mended.add(n)
+            if not _mend(index, n, exc):
                 return None
         except OSError as exc:  # not allowed, or too many open files: no reason to drop it
             _log.warning("a prompt cannot be searched for: %s", exc)
@@ -108,6 +112,22 @@ def _damage(path: Path) -> VkvError | OSError | None:
     except OSError:
         return None
     return None
+
+
+def _mend(index: Index, number: int, reason: Exception) -> bool:
+    """Enter the file of a damaged row anew; if it is damaged itself, take it out.
+
+    Returns:
+        As ``discard``.
+    """
+    try:
+        with index.write() as db:
+            row = db.execute("SELECT * FROM entries WHERE n = ?", (number,)).fetchone()
+            if row is not None and rows.mend(db, index.layout, row) is None:
+                rows.drop(db, row, reason)
+    except (VkvError, OSError):  # a store that can only be read
+        return False
+    return True
 
 
 def _touch(index: Index, entry: Entry) -> None:

@@ -136,6 +136,12 @@ def read_tokens(path: Path, start: int, count: int, digest: bytes) -> bytes:
     """
     source = FileSource(path)
     try:
+        if not 0 <= start <= start + count * WIDTH <= source.size:
+            raise DigestError(
+                f"{count} tokens at {start}, the file has {source.size} bytes",
+                rule="D1",
+                at=str(path),
+            )
         data = source.read(start, count * WIDTH)
     finally:
         source.close()

@@ -114,12 +114,14 @@ class Collected:
             or without their file.
         files: Removed: what dead writers left, and files that are no entries.
         freed: Bytes of them; not of those that others stand on, which stay.
+        unread: Files that could not be read just now; they stay.
         over: Bytes that are still over a limit: pinned, or stood on by what is pinned.
     """
 
     dry_run: bool
     entries: list[Entry] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    unread: list[Path] = field(default_factory=list)
     freed: int = 0
     over: int = 0
 
@@ -132,4 +134,5 @@ class Collected:
             "over": self.over,
             "entries": [entry.to_dict() for entry in self.entries],
             "files": [str(path) for path in self.files],
+            "unread": [str(path) for path in self.unread],
         }

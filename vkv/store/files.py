@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from sqlite3 import Connection
+from sqlite3 import Connection, Row
 
 from vkv.document import open_document
 from vkv.errors import VkvError
@@ -16,20 +16,28 @@ from vkv.store.layout import Layout, is_id
 _log = logging.getLogger("vkv.store")
 
 
-def enter_files(db: Connection, layout: Layout) -> list[Path]:
-    """Enter every file that is not in the index; those that cannot be, in order.
+def enter_files(db: Connection, layout: Layout) -> tuple[list[Path], list[Path]]:
+    """Enter every file that is not in the index; those that are no entries, in order.
+
+    Those too that cannot be read now: nothing is known of them, so they stay, and so
+    does what they may stand on.
 
     A writer that died between the file's last step and the index left a whole file.
     A file that stands on others which are not there is no entry either.
     """
     listed = {key for (key,) in db.execute("SELECT id FROM entries")}
-    rejected = []
+    rejected: list[Path] = []
+    unread: list[Path] = []
     for path in layout.files():
         if path.stem in listed and _in_place(layout, path):
             continue
-        if not _enter(db, layout, path):
-            rejected.append(path)
-    return rejected + _strike(db, layout)
+        try:
+            if not _enter(db, layout, path):
+                rejected.append(path)
+        except OSError as exc:
+            _log.warning("%s cannot be read and stays: %s", path, exc)
+            unread.append(path)
+    return rejected + ([] if unread else _strike(db, layout)), unread
 
 
 def _in_place(layout: Layout, path: Path) -> bool:
@@ -41,13 +49,15 @@ def _enter(db: Connection, layout: Layout, path: Path) -> bool:
         with open_document(path) as document:
             if path != layout.path(document.id):
                 raise VkvError(f"its id is {document.id}")
-            if is_entry(document):
-                rows.add(db, layout, of(document), path.stat().st_mtime)
-            else:
-                rows.hold(db, document.id, document.size)
-    except (VkvError, OSError) as exc:
+            what = of(document) if is_entry(document) else None
+            key, size = document.id, document.size
+    except (VkvError, FileNotFoundError) as exc:
         _log.warning("%s is no entry: %s", path, exc)
         return False
+    if what is not None:  # outside: what is wrong with the index is not the file's fault
+        rows.add(db, layout, what, path.stat().st_mtime)
+    else:
+        rows.hold(db, key, size)
     return True
 
 
@@ -68,18 +78,40 @@ def _strike(db: Connection, layout: Layout) -> list[Path]:
 
 
 def useless(db: Connection, layout: Layout) -> list[int]:
-    """Entries without their file, unpinned ones that this build cannot read, dependents."""
+    """Entries without their file, unpinned ones that this build cannot read, dependents.
+
+    The files are asked; those of which the index speaks wrongly are entered anew.
+    """
     known = known_needs()
     query = """
-        SELECT e.n, e.id, e.size, e.pinned, coalesce(t.needs, '') FROM entries e
+        SELECT e.*, coalesce(t.needs, '') AS needs FROM entries e
         LEFT JOIN trees t ON t.id = -e.tree WHERE e.removed < 2
     """
     found = []
-    for n, key, size, pinned, needs in db.execute(query):
-        foreign = not pinned and not known.issuperset(needs.split())
-        if foreign or _size(layout.path(key)) != size:
-            found += [n, *rows.dependents(db, n)]
+    for row in db.execute(query).fetchall():
+        foreign = not row["pinned"] and not known.issuperset(str(row["needs"]).split())
+        try:
+            suspect = foreign or _size(layout.path(row["id"])) != row["size"]
+            if suspect and not _usable(db, layout, row, known):
+                found += [row["n"], *rows.dependents(db, row["n"])]
+        except OSError as exc:
+            _log.warning("%s cannot be read and stays: %s", row["id"], exc)
     return found
+
+
+def _usable(db: Connection, layout: Layout, row: Row, known: set[str]) -> bool:
+    """Whether the file of a suspect row is sound and this build can read it."""
+    if row["tree"] == 0 and row["removed"] == rows.HELD:
+        return rows.hold_again(db, layout, row["id"])
+    if (what := rows.ask(layout, row["id"])) is None:
+        return False
+    if not known.issuperset(what.needs.split()):
+        return bool(row["pinned"])
+    held = row["removed"] == rows.HELD
+    rows.mend(db, layout, row)
+    if held:  # taken out, and only stood on: so it stays
+        rows.take_out(db, [row["n"]])
+    return True
 
 
 def bytes_of(path: Path) -> int:
@@ -104,14 +136,14 @@ def remake(db: Connection, layout: Layout) -> list[Path]:
     known = db.execute(query).fetchall()
     for table in ("entries", "nodes", "trees", "stands"):
         db.execute(f"DELETE FROM {table}")
-    rejected = enter_files(db, layout)
+    rejected, unread = enter_files(db, layout)
     for *values, removed, key in known:
         query = "UPDATE entries SET (created, used, uses, pinned) = (?, ?, ?, ?) WHERE id = ?"
         db.execute(query, (*values, key))
         if removed:
             query = "SELECT n FROM entries WHERE id = ?"
             rows.take_out(db, [n for (n,) in db.execute(query, (key,)).fetchall()])
-    return rejected
+    return rejected + unread
 
 
 def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:

@@ -184,11 +184,8 @@ class Index:
 
 @contextlib.contextmanager
 def _errors(layout: Layout) -> Iterator[None]:
-    """SQLite's errors as ours."""
+    """SQLite's errors as ours, and those of values that are not what a column holds."""
     try:
         yield
-    except sqlite3.DatabaseError as exc:
-        raise VkvError(
-            f"{exc}; `vkv store reindex` makes the index again from the files",
-            at=str(layout.index),
-        ) from exc
+    except (sqlite3.DatabaseError, TypeError, ValueError, OverflowError, IndexError) as exc:
+        raise VkvError(f"{exc}; {rows.HINT}", at=str(layout.index)) from exc

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from sqlite3 import Connection, Row
 
+from vkv.document import Document, open_document
 from vkv.errors import VkvError
 from vkv.store import tree
-from vkv.store.describe import Description, read_tokens
+from vkv.store.describe import Description, of, read_tokens
 from vkv.store.entry import Entry, Stats
 from vkv.store.layout import Layout, is_id
 from vkv.store.tree import DamagedError
@@ -41,6 +42,8 @@ PRAGMA user_version = 1;
 )
 
 _log = logging.getLogger("vkv.store")
+#: What helps whenever the index is not what this module wrote.
+HINT = "`vkv store reindex` makes the index again from the files"
 
 _ENTRY = """
 SELECT e.*, t.model, (SELECT group_concat(base) FROM stands WHERE entry = e.n) AS bases
@@ -49,7 +52,20 @@ FROM entries e JOIN trees t ON t.id = -e.tree WHERE e.removed = 0
 
 
 def entry(layout: Layout, row: Row) -> Entry:
-    """A row of ``entries`` joined with ``trees`` as an ``Entry``."""
+    """A row of ``entries`` joined with ``trees`` as an ``Entry``.
+
+    Raises:
+        DamagedError: It cannot be one.
+    """
+    try:
+        return _entry(layout, row)
+    except (VkvError, TypeError, ValueError, AttributeError) as exc:
+        raise DamagedError(row, f"a row that is no entry: {exc}; {HINT}") from exc
+
+
+def _entry(layout: Layout, row: Row) -> Entry:
+    if not all(isinstance(row[name], kind) for name, kind in _KINDS.items()):
+        raise TypeError(f"a value of another type, expected {_TYPES}")
     return Entry(
         id=row["id"],
         path=layout.path(row["id"]),
@@ -64,6 +80,13 @@ def entry(layout: Layout, row: Row) -> Entry:
         uses=row["uses"],
         pinned=bool(row["pinned"]),
     )
+
+
+_KINDS = {
+    "size": int, "tokens": int, "model": bytes, "label": str, "codec": str, "created": float,
+    "used": float, "uses": int,
+}  # fmt: skip
+_TYPES = ", ".join(f"{name} {kind.__name__}" for name, kind in _KINDS.items())
 
 
 def entries(db: Connection, layout: Layout) -> list[Entry]:
@@ -127,22 +150,45 @@ def stats(db: Connection, root: Path, max_bytes: int | None) -> Stats:
 
 
 def by_number(db: Connection, layout: Layout, number: int) -> Entry:
-    return entry(layout, db.execute(f"{_ENTRY} AND e.n = ?", (number,)).fetchone())
+    """Entry ``number``.
+
+    Raises:
+        VkvError: It is none, or its row is damaged.
+    """
+    if (row := db.execute(f"{_ENTRY} AND e.n = ?", (number,)).fetchone()) is None:
+        raise VkvError(f"no entry has number {number}, which the tree names; {HINT}")
+    return entry(layout, row)
 
 
 def add(db: Connection, layout: Layout, what: Description, when: float) -> int:
     """Enter a file; its number. One that was taken out and not yet swept comes back.
 
-    What it stands on must be, or come, in the index too, and stays for its sake.
+    What it stands on must be, or come, in the index too, and stays for its sake. Sound
+    files of which the index speaks wrongly, met on the way, are entered anew.
     """
+    met: dict[str, Description] = {}
+    number = _add(db, layout, what, when, met)
+    done: set[str] = set()
+    while left := met.keys() - done:
+        key = min(left)
+        done.add(key)
+        _add(db, layout, met[key], 0, met)
+    return number
+
+
+def _add(
+    db: Connection, layout: Layout, what: Description, when: float, met: dict[str, Description]
+) -> int:
     top = tree.root(db, what.model, what.needs, what.trims)
-    node = _insert(db, layout, top, what.tokens)
+    node = _insert(db, layout, top, what.tokens, met)
     query = """
         INSERT INTO entries (id, content, tree, node, size, tokens, tokens_at, digest, label,
                              codec, created, used)
         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-        ON CONFLICT (id) DO UPDATE SET node = excluded.node, removed = 0,
-            used = max(used, excluded.used)
+        ON CONFLICT (id) DO UPDATE SET content = excluded.content, tree = excluded.tree,
+            node = excluded.node, size = excluded.size, tokens = excluded.tokens,
+            tokens_at = excluded.tokens_at, digest = excluded.digest, label = excluded.label,
+            codec = excluded.codec, used = max(used, excluded.used), removed = 0
         RETURNING n
     """
     own = (what.key, what.content, top, node, what.size, what.count, what.tokens_at, what.digest)
@@ -155,12 +201,68 @@ def add(db: Connection, layout: Layout, what: Description, when: float) -> int:
     return number
 
 
-def _insert(db: Connection, layout: Layout, top: int, tokens: bytes) -> int:
+def _insert(
+    db: Connection, layout: Layout, top: int, tokens: bytes, met: dict[str, Description]
+) -> int:
     while True:
         try:
             return tree.insert(db, top, tokens, lambda row: tokens_of(layout, row))
         except DamagedError as exc:
-            drop(db, exc.row, exc)
+            row = exc.row
+            if row["id"] in met:
+                raise VkvError(f"{row['id']} is damaged again after it was mended; {HINT}") from exc
+            if (what := ask(layout, row["id"])) is None:
+                drop(db, row, exc)
+            else:
+                detach(db, row)
+                met[what.key] = what
+
+
+def mend(db: Connection, layout: Layout, row: Row) -> Description | None:
+    """Enter the file of a row anew, unless it is damaged too; what it is.
+
+    Raises:
+        OSError: It cannot be read now.
+    """
+    if (what := ask(layout, row["id"])) is not None:
+        _log.warning("%s is sound; the index spoke wrongly of it and was mended", row["id"])
+        detach(db, row)
+        db.execute("DELETE FROM stands WHERE entry = ?", (row["n"],))
+        add(db, layout, what, 0)
+    return what
+
+
+def ask(layout: Layout, key: str) -> Description | None:
+    """What a file says of itself, if every byte of it is as it was written.
+
+    The index follows from the files: on its word alone none is removed.
+
+    Raises:
+        OSError: It cannot be read now, which says nothing against it.
+    """
+    try:
+        with open_document(layout.path(key)) as document:
+            return of(document) if _sound(document, key) else None
+    except (VkvError, FileNotFoundError):
+        return None
+
+
+def hold_again(db: Connection, layout: Layout, key: str) -> bool:
+    """Correct the size of a file that is only stood on, if it is sound; raises as ``ask``."""
+    try:
+        with open_document(layout.path(key)) as document:
+            if not _sound(document, key):
+                return False
+            db.execute("UPDATE entries SET size = ? WHERE id = ?", (document.size, key))
+            return True
+    except (VkvError, FileNotFoundError):
+        return False
+
+
+def _sound(document: Document, key: str) -> bool:
+    for name in document.entries.keys() & document.header.tensors.keys():
+        document.check(name)
+    return document.id == key
 
 
 def tokens_of(layout: Layout, row: Row) -> bytes:
@@ -172,7 +274,7 @@ def tokens_of(layout: Layout, row: Row) -> bytes:
     try:
         path = layout.path(row["id"])
         return read_tokens(path, row["tokens_at"], row["tokens"], row["digest"])
-    except (VkvError, FileNotFoundError) as exc:
+    except (VkvError, FileNotFoundError, TypeError, ValueError, OverflowError) as exc:
         raise DamagedError(row, str(exc)) from exc
 
 
@@ -190,7 +292,8 @@ def take_out(db: Connection, numbers: Iterable[int]) -> int:
         if found := db.execute(query, (n, LIVE)).fetchone():
             query = "UPDATE entries SET removed = ?, node = NULL, pinned = 0 WHERE n = ?"
             db.execute(query, (HELD, n))
-            tree.prune(db, found[0])
+            if isinstance(found[0], int):
+                tree.prune(db, found[0])
         freed += release(db, n)
     return freed
 
@@ -252,6 +355,7 @@ def hold(db: Connection, key: str, size: int) -> int:
 
 def drop(db: Connection, row: Row, reason: Exception) -> None:
     """Take out an entry whose file is damaged, and what stands on it; say so in one line."""
+    detach(db, row)
     others = dependents(db, row["n"])
     query = "SELECT id FROM entries WHERE n = ? AND removed = ?"
     names = [key for n in others for (key,) in db.execute(query, (n, LIVE))]
@@ -266,10 +370,12 @@ def sweep(db: Connection, layout: Layout) -> None:
     In a transaction of its own, after the one that took them out: a crash between
     leaves files that no listed entry needs, and the next sweep finds them.
     """
-    for n, key in db.execute("SELECT n, id FROM entries WHERE removed = 2").fetchall():
+    for row in db.execute("SELECT n, id, node FROM entries WHERE removed = 2").fetchall():
+        n, key = row["n"], row["id"]
         with contextlib.suppress(OSError, VkvError):  # then it waits for the next sweep
             if is_id(key):  # of any other, no file is ours
                 layout.remove(key)
+            detach(db, row)
             db.execute("DELETE FROM entries WHERE n = ?", (n,))
 
 

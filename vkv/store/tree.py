@@ -29,22 +29,25 @@ CREATE TABLE nodes (
 CREATE UNIQUE INDEX nodes_by_way ON nodes (parent, token, depth);
 """
 
-#: Nodes on the way of a prompt, judged by the first token of each edge.
+#: Nodes on the way of a prompt, judged by the first token of each edge. Here and below,
+#: depths that grow let no cycle in a broken index go on for ever.
 _DESCEND = """
 WITH RECURSIVE path (id, depth) AS (
     SELECT :root, 0
     UNION ALL
     SELECT n.id, n.depth FROM path JOIN nodes n
-    ON n.parent = path.id AND n.token = substr(:tokens, 4 * path.depth + 1, 4))
+    ON n.parent = path.id AND n.token = substr(:tokens, 4 * path.depth + 1, 4)
+    AND n.depth > path.depth)
 SELECT id, depth FROM path
 """
 #: The first entry met from a node downwards; every end of the tree has one.
 _BELOW = """
-WITH RECURSIVE down (id) AS (
-    SELECT :node
+WITH RECURSIVE down (id, depth) AS (
+    SELECT :node, coalesce((SELECT depth FROM nodes WHERE id = :node), 0)
     UNION ALL
-    SELECT (SELECT n.id FROM nodes n WHERE n.parent = down.id LIMIT 1) FROM down
-    WHERE down.id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM entries e WHERE e.node = down.id))
+    SELECT n.id, n.depth FROM down JOIN nodes n ON n.id =
+        (SELECT c.id FROM nodes c WHERE c.parent = down.id AND c.depth > down.depth LIMIT 1)
+    WHERE NOT EXISTS (SELECT 1 FROM entries e WHERE e.node = down.id))
 SELECT e.* FROM down CROSS JOIN entries e ON e.node = down.id ORDER BY e.used DESC LIMIT 1
 """
 

@@ -28,7 +28,8 @@ def collect(index: Index, limits: Limits, *, dry_run: bool) -> Collected:
         return found
     with index.write(dry=dry_run) as db:
         rows.purge(db)
-        found.files = [*layout.abandoned(), *files.enter_files(db, layout)]
+        rejected, found.unread = files.enter_files(db, layout)
+        found.files = [*layout.abandoned(), *rejected]
         before = rows.entries(db, layout)
         rows.take_out(db, files.useless(db, layout))
         found.over = evict(db, limits, layout.root)
@@ -98,4 +99,5 @@ def reindex(index: Index) -> list[Path]:
             raise
     index.reset()
     with index.write() as db:
-        return files.enter_files(db, index.layout)
+        rejected, unread = files.enter_files(db, index.layout)
+        return rejected + unread
