@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +12,8 @@ from mlx_lm.models.cache import KVCache
 
 import vkv
 from fixtures.models import tiny
+from vkv import container, header
+from vkv.document import open_document
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +39,17 @@ def held(cache: Any) -> list[int]:
     """The tokens that a cache made by ``cache_of`` holds."""
     keys = cache.keys[0, 0, : cache.offset, 0]
     return [int(x) for x in keys.tolist()]
+
+
+def rewritten(path: Path, target: Path, **changes) -> Path:
+    """A copy of a file with another header."""
+    with open_document(path) as document:
+        head = header.replace(document.header, **changes)
+        loads = [
+            ((e.name, e.dtype, e.shape), lambda e=e: document.source.read(e.start, e.nbytes))
+            for e in document.entries.values()
+            if e.name != container.HEADER
+        ]
+        with target.open("wb+") as out:
+            container.write(out.fileno(), loads, lambda _: header.dump(head))
+    return target

@@ -13,8 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import vkv
-from tests.store.conftest import cache_of, held
-from vkv import container, header
+from tests.store.conftest import cache_of, held, rewritten
 from vkv.document import open_document
 from vkv.errors import VkvError
 from vkv.store import layout, rows
@@ -197,20 +196,6 @@ def test_a_desk_that_is_being_cleared_is_not_used(store, monkeypatch):
     with store._layout.desk() as desk:
         assert desk != seen[0]
         assert desk.exists()
-
-
-def rewritten(path: Path, target: Path, **changes) -> Path:
-    """A copy of a file with another header."""
-    with open_document(path) as document:
-        head = header.replace(document.header, **changes)
-        loads = [
-            ((e.name, e.dtype, e.shape), lambda e=e: document.source.read(e.start, e.nbytes))
-            for e in document.entries.values()
-            if e.name != container.HEADER
-        ]
-        with target.open("wb+") as out:
-            container.write(out.fileno(), loads, lambda _: header.dump(head))
-    return target
 
 
 def of_tomorrow(segment):

@@ -45,7 +45,7 @@ def find(index: Index, tokens: bytes, owner: bytes) -> Found | None:
             if (n := exc.row["n"]) in mended:
                 raise VkvError(f"entry {n} cannot be mended; {rows.HINT}") from exc
             mended.add(n)
-            if not _mend(index, n, exc):
+            if not _mend(index, "n", n, exc):
                 return None
         except OSError as exc:  # not allowed, or too many open files: no reason to drop it
             _log.warning("a prompt cannot be searched for: %s", exc)
@@ -63,8 +63,16 @@ def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: str) -> Hit
         live: As ``vkv.load`` takes it.
     """
     ids = memoryview(tokens).cast("I").tolist()
+    wrong: set[str] = set()
     while (found := find(index, tokens, owner)) is not None:
         try:
+            if not _same(found.entry, owner):
+                if found.entry.id in wrong or not _mend(
+                    index, "id", found.entry.id, VkvError("the file is another one")
+                ):
+                    return None
+                wrong.add(found.entry.id)
+                continue
             hit = _load(index, found, ids, model, live)
         except (MismatchError, UnsupportedError, CacheError) as exc:
             _log.warning("%s cannot be used: %s", found.entry.id, exc)
@@ -78,6 +86,13 @@ def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: str) -> Hit
             _touch(index, found.entry)
             return hit
     return None
+
+
+def _same(entry: Entry, owner: bytes) -> bool:
+    """Whether a file is the one that the index says, and of the model asked for."""
+    with open_document(entry.path) as document:
+        model = document.header.model
+        return document.id == entry.id and model is not None and model.id == owner
 
 
 def _load(index: Index, found: Found, tokens: list[int], model: Any, live: str) -> Hit:
@@ -114,7 +129,7 @@ def _damage(path: Path) -> VkvError | OSError | None:
     return None
 
 
-def _mend(index: Index, number: int, reason: Exception) -> bool:
+def _mend(index: Index, column: str, value: int | str, reason: Exception) -> bool:
     """Enter the file of a damaged row anew; if it is damaged itself, take it out.
 
     Returns:
@@ -122,7 +137,7 @@ def _mend(index: Index, number: int, reason: Exception) -> bool:
     """
     try:
         with index.write() as db:
-            row = db.execute("SELECT * FROM entries WHERE n = ?", (number,)).fetchone()
+            row = db.execute(f"SELECT * FROM entries WHERE {column} = ?", (value,)).fetchone()
             if row is not None and rows.mend(db, index.layout, row) is None:
                 rows.drop(db, row, reason)
     except (VkvError, OSError):  # a store that can only be read

@@ -11,10 +11,11 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
+from vkv import header
 from vkv.atomic import replacing
 from vkv.container import CHUNK
 from vkv.document import Document, open_document
-from vkv.elsewhere import Files
+from vkv.elsewhere import Files, Other
 from vkv.errors import MissingFileError, VkvError
 from vkv.inline import inline
 from vkv.store import lookup, rows
@@ -87,6 +88,7 @@ def take_in(index: Index, limits: Limits, written: Path, files: Files | None = N
     if limits.max_bytes is not None and what.size > limits.max_bytes:
         raise VkvError(f"an entry of {what.size:,} bytes, the limit is {limits.max_bytes:,}")
     brought = _bring_bases(index, what.bases, written.parent, files or Files())
+    _check_bases(layout, written, brought)
     with index.write() as db:
         if (same := rows.with_content(db, layout, what.content)) is not None:
             rows.touch(db, same.id)
@@ -116,6 +118,25 @@ def _bring_bases(index: Index, bases: Iterable[str], desk: Path, files: Files) -
                 document.check(name)
             _write(document, path)
     return copies
+
+
+def _check_bases(layout: Layout, written: Path, brought: dict[str, Path]) -> None:
+    """Every tensor that a file refers to is there (H12).
+
+    Else it would be found in place of a later one that has the same content and holds it.
+    """
+    with open_document(written) as document:
+        tensors = document.header.tensors
+        for file in header.files(document.header):
+            key = file.hex()
+            used = {n: stored for n, stored in tensors.items() if stored.file == file}
+            try:
+                with open_document(brought.get(key, layout.path(key))) as base:
+                    other = Other(base, used.values())
+                    for name, stored in used.items():
+                        other.name(stored, name)
+            except FileNotFoundError:
+                raise MissingFileError(key, [str(layout.objects)]) from None
 
 
 def _make_room(db: Connection, limits: Limits, root: Path, number: int) -> None:

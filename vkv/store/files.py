@@ -138,9 +138,8 @@ def remake(db: Connection, layout: Layout) -> list[Path]:
         db.execute(f"DELETE FROM {table}")
     rejected, unread = enter_files(db, layout)
     for *values, removed, key in known:
-        query = "UPDATE entries SET (created, used, uses, pinned) = (?, ?, ?, ?) WHERE id = ?"
-        db.execute(query, (*values, key))
-        if removed:
+        rows.keep(db, key, *values)
+        if removed in (rows.HELD, rows.DEAD):
             query = "SELECT n FROM entries WHERE id = ?"
             rows.take_out(db, [n for (n,) in db.execute(query, (key,)).fetchall()])
     return rejected + unread

@@ -228,8 +228,17 @@ def mend(db: Connection, layout: Layout, row: Row) -> Description | None:
         _log.warning("%s is sound; the index spoke wrongly of it and was mended", row["id"])
         detach(db, row)
         db.execute("DELETE FROM stands WHERE entry = ?", (row["n"],))
+        keep(db, what.key, row["created"], row["used"], row["uses"], row["pinned"])
         add(db, layout, what, 0)
     return what
+
+
+def keep(db: Connection, key: str, *values: object) -> None:
+    """Set what no file tells (created, used, uses, pinned), as far as it can be that."""
+    kinds = zip(("created", "used", "uses", "pinned"), (float, float, int, int), strict=True)
+    for (name, kind), value in zip(kinds, values, strict=True):
+        value = value if isinstance(value, kind) else 0
+        db.execute(f"UPDATE entries SET {name} = ? WHERE id = ?", (value, key))
 
 
 def ask(layout: Layout, key: str) -> Description | None:

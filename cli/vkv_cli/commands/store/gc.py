@@ -40,6 +40,8 @@ def gc(
     files = f", {count(len(found.files), 'other file', 'other files')}" if found.files else ""
     words = ("would remove", "free") if dry_run else ("removed", "freed")
     click.echo(f"{words[0]} {total(found.entries)}{files}; {words[1]} {text.size(found.freed)}")
+    if found.unread:
+        click.echo(f"{count(len(found.unread), 'file', 'files')} could not be read now, and stay")
     if found.over:
         click.echo(
             f"still {text.size(found.over)} over the limit: what is left is pinned or stood on"
