@@ -10,6 +10,7 @@ from typing import Any
 import vkv._version
 from vkv import codecs, container, header, identity
 from vkv.atomic import replacing
+from vkv.codecs.fit import check_rereads
 from vkv.container import FileSource
 from vkv.document import Document, open_document
 from vkv.elsewhere import Place
@@ -158,6 +159,7 @@ def write(
     with replacing(path, durable=durable) as fd:
         container.write(fd, loads, lambda digests: header.dump(_stored(head, plan, digests)))
         with Document(FileSource(fd), os.fspath(path)) as document:
+            check_rereads(document.header)
             info = of_document(document)
     return info
 
