@@ -303,3 +303,11 @@ def test_a_file_that_is_no_basis(folder):
     save(folder / "a.vkv", cache, None)
     with pytest.raises(VkvError, match="holds no tables, expected a basis file"):
         save(folder / "b.vkv", cache, folder / "a.vkv")
+
+
+def test_load_finds_the_basis_where_it_is_said_to_be(basis, tmp_path_factory):
+    place = tmp_path_factory.mktemp("elsewhere")
+    save(place / "a.vkv", caches(), basis)
+    with pytest.raises(MissingFileError):
+        vkv.load(place / "a.vkv")
+    assert same(arrays(place / "a.vkv", basis=basis), arrays(place / "a.vkv", files=[basis]))

@@ -38,6 +38,7 @@ def load(
     tokenizer: Any = None,
     live: str = "dense",
     files: Iterable[Place] | None = None,
+    basis: Place | None = None,
     force: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
@@ -53,6 +54,7 @@ def load(
             hold the codes of the file and decode on fetch, where a layer has codes.
         files: Files, and folders of files, where those are found that this one
             stands on; its own folder if not given.
+        basis: One more such file: that of ``vkv.train_basis``.
         force: Load in spite of differences, with a warning.
         verify: Check the digest of every tensor that is read.
         progress: Called with (bytes done, bytes in all).
@@ -67,7 +69,7 @@ def load(
         OSError: It cannot be opened.
     """
     check_live(live)
-    file = open_file(path, verify=verify, files=files)
+    file = open_file(path, verify=verify, files=_places(path, files, basis))
     try:
         check_cache(file.header)
         check_layers(file.header)
@@ -86,6 +88,16 @@ def check_live(live: str) -> None:
     """Refuse what ``live`` of ``load`` cannot be."""
     if live not in LIVE:
         raise CacheError(f"live={live!r} is not one of {LIVE}")
+
+
+def _places(
+    path: str | os.PathLike[str], files: Iterable[Place] | None, basis: Place | None
+) -> list[Place] | None:
+    """``files``, or the folder of ``path``, and ``basis``; ``None`` for what is usual."""
+    if basis is None:
+        return None if files is None else list(files)
+    own: list[Place] = [os.path.dirname(os.path.abspath(path))] if os.path.exists(path) else []
+    return [*(own if files is None else files), basis]
 
 
 def _caches(file: CacheFile, count: _Progress, packed: bool) -> list[Any]:

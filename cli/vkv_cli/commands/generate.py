@@ -57,7 +57,7 @@ from vkv_cli.written import show_written
 )
 @files_option
 @codec_options(default="the file's own", note="For --save.")
-@basis_option("for --save")
+@basis_option("of FILE, or for --save")
 @meta_option
 @click.option(
     "--verbose", type=bool, default=True, show_default=True, help="Print statistics to stderr."
@@ -89,15 +89,15 @@ def generate(
     With --save the file, the prompt and the answer are saved together. Codes of FILE
     stay as they are; --codec is for what is new, and for what FILE holds raw.
     """
-    if save is None and (incremental or codecs.given or basis or meta):
-        raise click.UsageError("--incremental, --codec, --basis and --meta are for --save.")
+    if save is None and (incremental or codecs.given or meta):
+        raise click.UsageError("--incremental, --codec and --meta are for --save.")
     info = vkv.inspect(file)
     spec = codecs.spec(info.codecs)
     choice = choice.completed(info.metadata)
     words = filled(sys.stdin.read() if prompt == "-" else prompt, "--prompt")
     model, tokenizer = load_model(choice)
     owner = {"model": model, "tokenizer": tokenizer}
-    loaded, reading = _read(file, **owner, live=live, force=force, files=places)
+    loaded, reading = _read(file, **owner, live=live, force=force, files=places, basis=basis)
     plain = ignore_chat_template or info.metadata.get(PLAIN) == "true"
     rest = chat.resume(loaded, tokenizer, words, plain=plain)
     held = loaded.tokens or []
