@@ -61,7 +61,7 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
             raise OSError(exc.errno, exc.strerror, os.fspath(path)) from exc
         raise
     if durable:
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
 
 
 def _unnamed(exc: BaseException, temp: Path) -> TypeGuard[OSError]:
@@ -82,7 +82,8 @@ def _create(target: Path) -> tuple[Path, int]:
         os.close(fd)  # swept between its creation and its lock
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Flush a directory, so that names in it outlive a power cut."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

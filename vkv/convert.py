@@ -12,8 +12,8 @@ import vkv._version
 from vkv import header, identity, mlx_lm_files
 from vkv.codecs.base import DTYPES
 from vkv.document import open_document
-from vkv.elsewhere import Files, Place, beside
-from vkv.errors import CacheError, ContainerError, MismatchError, VkvError
+from vkv.elsewhere import Place, searched
+from vkv.errors import ContainerError, MismatchError, VkvError
 from vkv.file import CacheFile, open_file
 from vkv.header import Header, Layer, Tensor
 from vkv.info import Info
@@ -82,9 +82,8 @@ def convert(
     """
     if inline:
         with open_document(src) as source:
-            places = beside(source) if files is None else Files(files)
             check_target(dst, header.files(source.header))
-            return inlined(source, dst, places, durable=durable)
+            return inlined(source, dst, searched(source, files), durable=durable)
     plan = Plan(wish(codec))
     head = Header(
         version=header.VERSION,
@@ -221,11 +220,8 @@ def _array(file: CacheFile, layer: Layer, name: str, at: str) -> Value:
 
 def _codes(file: CacheFile, layer: Layer, name: str, at: str) -> Value:
     tensor: Tensor = layer.tensors[name]
-    segment, *more = tensor.segments
-    if more or segment.codec != "affine":
-        raise CacheError("expected one segment of affine codes", rule="L4", at=f"{at}.{name}")
     try:
-        codec, parts = file.parts(segment, tensor.shape)
+        codec, parts = file.parts(tensor.segments[0], tensor.shape)
     except VkvError as exc:
         raise exc.within(f"{at}.{name}") from None
     held = Kept(codec, parts, tensor.shape[-2], codec.roles)

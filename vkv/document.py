@@ -95,6 +95,12 @@ class Document:
             state.update(self.source.read(at, min(container.CHUNK, entry.stop - at)))
         self.compare(name, state.digest())
 
+    def check_all(self) -> None:
+        """Compare the digest of every tensor of the container (D1)."""
+        for name in self.entries:
+            if name != container.HEADER:
+                self.check(name)
+
     def tokens(self) -> list[int] | None:
         """The token ids, or ``None`` if the file has none."""
         if self.header.tokens is None:

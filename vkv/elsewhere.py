@@ -14,7 +14,7 @@ from vkv import container
 from vkv.container import FileSource
 from vkv.document import Document, open_document
 from vkv.errors import HeaderError, MissingFileError, VkvError
-from vkv.header import MAX_HEADER, Stored
+from vkv.header import MAX_HEADER, Header, Stored
 from vkv.remote_source import is_url, open_source
 
 #: A file, or a folder whose ``.vkv`` files are looked at. Of a folder behind a URL only
@@ -125,6 +125,13 @@ def beside(document: Document) -> Files:
     return Files([path.parent] if path.is_file() else ())
 
 
+def searched(
+    document: Document, places: Iterable[Place] | None, more: Iterable[Place] = ()
+) -> Files:
+    """``places``, or where is looked when none were given, and ``more``."""
+    return Files([*(beside(document).places if places is None else places), *more])
+
+
 def _in_folder(url: str, name: str) -> list[str]:
     """Where a folder that cannot be listed has a file: by its name, or as a store has it."""
     folder = url.rstrip("/")
@@ -136,15 +143,16 @@ class Other:
 
     Args:
         document: Closed if it is refused.
-        used: All tensors that the other file takes from it.
+        head: Of the other file.
 
     Raises:
         HeaderError: More bytes than the file has (H12).
     """
 
-    def __init__(self, document: Document, used: Iterable[Stored]):
+    def __init__(self, document: Document, head: Header):
         self.document = document
-        asked, held = sum(stored.nbytes for stored in used), document.size
+        own, held = bytes.fromhex(document.id), document.size
+        asked = sum(stored.nbytes for stored in head.tensors.values() if stored.file == own)
         if asked > held:
             document.close()
             raise HeaderError(

@@ -13,7 +13,7 @@ from vkv import header
 from vkv.codecs.base import DTYPES, Codec, Parts
 from vkv.codecs.fit import check_rereads, fit
 from vkv.document import Document, open_document
-from vkv.elsewhere import Files, Other, Place, beside
+from vkv.elsewhere import Files, Other, Place, beside, searched
 from vkv.errors import CodecError, HeaderError, VkvError
 from vkv.header import Segment, Tensor
 from vkv.reader import Reader, reader
@@ -85,14 +85,6 @@ class CacheFile:
             other, _ = self._other(stored.file)
             other.document.check(other.name(stored, name))
 
-    def others(self) -> list[Other]:
-        """The files that this one stands on, opened.
-
-        Raises:
-            MissingFileError: One was not found (H12).
-        """
-        return [self._other(key)[0] for key in header.files(self.header)]
-
     def _located(self, names: Iterable[str]) -> list[tuple[Reader, list[str]]]:
         """Stored tensors by the reader that has them, under their names there."""
         own: list[str] = []
@@ -110,8 +102,8 @@ class CacheFile:
     def _other(self, key: bytes) -> tuple[Other, Reader]:
         if key not in self._others:
             document = self._files.open(key)
-            used = [t for t in self.header.tensors.values() if t.file == key]
-            self._others[key] = Other(document, used), reader(document, verify=self._verify)
+            other = Other(document, self.header)
+            self._others[key] = other, reader(document, verify=self._verify)
         return self._others[key]
 
     def parts(self, segment: Segment, shape: tuple[int, ...]) -> tuple[Codec, Parts]:
@@ -182,7 +174,11 @@ def open_file(
     *,
     verify: bool = True,
     files: Iterable[Place] | None = None,
+    more: Iterable[Place] = (),
 ) -> CacheFile:
-    """Open a path, a URL, or bytes; ``files`` as in ``vkv.load``. Raises as ``Document``."""
-    places = None if files is None else Files(files)
-    return CacheFile(open_document(target), verify=verify, files=places)
+    """Open a path, a URL, or bytes; ``files`` as in ``vkv.load``. Raises as ``Document``.
+
+    ``more`` are places beside ``files``, or beside what is usual.
+    """
+    document = open_document(target)
+    return CacheFile(document, verify=verify, files=searched(document, files, more))

@@ -27,10 +27,7 @@ def inline(
         OSError: ``dst`` cannot be written; what stood there is untouched.
     """
     head = source.header
-    others = {
-        key: Other(files.open(key), [head.tensors[name] for name in names])
-        for key, names in header.files(head).items()
-    }
+    others = {key: Other(files.open(key), head) for key in header.files(head)}
     alone = whole(head)
     loads = [_load(source, others, name) for name in _order(head)]
     try:

@@ -11,7 +11,7 @@ from vkv import header
 from vkv.codecs.fit import check_rereads, fit
 from vkv.container import HEADER
 from vkv.document import Document, open_document
-from vkv.elsewhere import Files, Other, Place, beside
+from vkv.elsewhere import Files, Other, Place, searched
 from vkv.errors import VkvError
 from vkv.header import Tensor, segment_shape, segments, walk
 from vkv.live.form import check_heads, check_layer, check_layers, is_basis
@@ -94,7 +94,7 @@ def validate(
         report.findings.append(_finding(exc))
         return report
     with document:
-        places = beside(document) if files is None else Files(files)
+        places = searched(document, files)
         found = _errors(document, places, deep, model, tokenizer)
         report.findings += [_finding(error) for error in found]
         report.findings += _warnings(document)
@@ -158,7 +158,7 @@ def _other_errors(document: Document, places: Files) -> Iterator[VkvError]:
     for key, names in header.files(document.header).items():
         try:
             with places.open(key) as found:
-                other = Other(found, [document.header.tensors[name] for name in names])
+                other = Other(found, document.header)
                 for name in names:
                     found.check(other.name(document.header.tensors[name], name))
         except VkvError as exc:

@@ -77,7 +77,7 @@ KILLED = """if True:
 """
 STEPS = [
     ("enter take_in put", 1, 1),
-    ("enter sync put", 2, 2),
+    ("enter sync_directory put", 2, 2),
     ("rows by_number put", 1, 2),
     ("layout Layout.accept put", 1, 1),
     ("rows sweep rm", 0, 0),

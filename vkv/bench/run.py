@@ -92,9 +92,7 @@ class Bench:
         self.ids = list(tokens[:context])
         self.test = list(tokens[context : context + test])
         self.raw, seconds = self._prefill(progress)
-        start = time.perf_counter()
         self.reference = log_probs(model, self.clone(), self.test)
-        self._one = (time.perf_counter() - start) / test
         elements = sum(_elements(c) for c in self.raw)
         self.results = Results(name, context, test, elements, seconds)
 

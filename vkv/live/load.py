@@ -23,12 +23,13 @@ from vkv.live.make import packed_layer
 from vkv.live.origin import Origin, attach
 from vkv.live.prompt import Prompt
 from vkv.live.save import Progress
+from vkv.reader import HASHERS
 
 LIVE = ("dense", "packed")
 #: Bytes read ahead of the layer that is decoded: enough to keep two streams of reads busy.
 AHEAD = 1 << 27
 #: ... and tensors: each is read and hashed by one thread.
-TENSORS_AHEAD = 2 * min(16, os.cpu_count() or 1)
+TENSORS_AHEAD = 2 * HASHERS
 
 
 def load(
@@ -69,7 +70,8 @@ def load(
         OSError: It cannot be opened.
     """
     check_live(live)
-    file = open_file(path, verify=verify, files=_places(path, files, basis))
+    more = () if basis is None else (basis,)
+    file = open_file(path, verify=verify, files=files, more=more)
     try:
         check_cache(file.header)
         check_layers(file.header)
@@ -88,16 +90,6 @@ def check_live(live: str) -> None:
     """Refuse what ``live`` of ``load`` cannot be."""
     if live not in LIVE:
         raise CacheError(f"live={live!r} is not one of {LIVE}")
-
-
-def _places(
-    path: str | os.PathLike[str], files: Iterable[Place] | None, basis: Place | None
-) -> list[Place] | None:
-    """``files``, or the folder of ``path``, and ``basis``; ``None`` for what is usual."""
-    if basis is None:
-        return None if files is None else list(files)
-    own: list[Place] = [os.path.dirname(os.path.abspath(path))] if os.path.exists(path) else []
-    return [*(own if files is None else files), basis]
 
 
 def _caches(file: CacheFile, count: _Progress, packed: bool) -> list[Any]:
@@ -188,7 +180,7 @@ def _layer(file: CacheFile, layer: Layer, at: str, count: _Progress) -> Any:
     kind = KINDS[layer.kind]
     loaded: Loaded = {}
     if kind.codes:
-        loaded = _codes(file, layer, at)
+        loaded = _codes(file, layer)
     else:
         loaded = {name: decode(file, layer, name, at) for name in layer.tensors}
         mx.eval(loaded)
@@ -204,12 +196,6 @@ def _layer(file: CacheFile, layer: Layer, at: str, count: _Progress) -> Any:
     return cache
 
 
-def _codes(file: CacheFile, layer: Layer, at: str) -> Loaded:
-    """Codec and parts of each tensor, for a cache that keeps codes."""
-    loaded: Loaded = {}
-    for name, tensor in layer.tensors.items():
-        segment = tensor.segments[0]
-        if len(tensor.segments) != 1 or segment.codec != "affine":
-            raise CacheError("expected one segment of affine codes", rule="L4", at=f"{at}.{name}")
-        loaded[name] = file.parts(segment, tensor.shape)
-    return loaded
+def _codes(file: CacheFile, layer: Layer) -> Loaded:
+    """Codec and parts of each tensor, for a cache that keeps codes: one segment each (L4)."""
+    return {n: file.parts(t.segments[0], t.shape) for n, t in layer.tensors.items()}

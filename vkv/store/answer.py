@@ -120,8 +120,7 @@ def _damaged(
 def _damage(path: Path) -> VkvError | OSError | None:
     try:
         with open_document(path) as document:
-            for name in document.entries.keys() & document.header.tensors.keys():
-                document.check(name)
+            document.check_all()
     except (VkvError, FileNotFoundError) as exc:
         return exc
     except OSError:

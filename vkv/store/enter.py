@@ -12,7 +12,7 @@ from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
 from vkv import header
-from vkv.atomic import replacing
+from vkv.atomic import replacing, sync_directory
 from vkv.container import CHUNK
 from vkv.document import Document, open_document
 from vkv.elsewhere import Files, Other
@@ -23,7 +23,7 @@ from vkv.store.describe import describe, of
 from vkv.store.entry import Entry
 from vkv.store.evict import Limits, evict
 from vkv.store.index import Index
-from vkv.store.layout import Layout, sync
+from vkv.store.layout import Layout
 from vkv.store.tree import DamagedError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def take_in(index: Index, limits: Limits, written: Path, files: Files | None = N
             layout.accept(path, key)
         entry = rows.by_number(db, layout, number)
     for key in (*brought, what.key):
-        sync(layout.path(key).parent)  # outside: other writers need not wait for the disk
+        sync_directory(layout.path(key).parent)  # outside: other writers need not wait for the disk
     return entry
 
 
@@ -114,8 +114,7 @@ def _bring_bases(index: Index, bases: Iterable[str], desk: Path, files: Files) -
     copies = {key: desk / f"{key}.vkv" for key in lacking}
     for key, path in copies.items():
         with files.open(bytes.fromhex(key)) as document:
-            for name in document.entries.keys() & document.header.tensors.keys():
-                document.check(name)
+            document.check_all()
             _write(document, path)
     return copies
 
@@ -126,15 +125,14 @@ def _check_bases(layout: Layout, written: Path, brought: dict[str, Path]) -> Non
     Else it would be found in place of a later one that has the same content and holds it.
     """
     with open_document(written) as document:
-        tensors = document.header.tensors
-        for file in header.files(document.header):
+        head = document.header
+        for file, names in header.files(head).items():
             key = file.hex()
-            used = {n: stored for n, stored in tensors.items() if stored.file == file}
             try:
                 with open_document(brought.get(key, layout.path(key))) as base:
-                    other = Other(base, used.values())
-                    for name, stored in used.items():
-                        other.name(stored, name)
+                    other = Other(base, head)
+                    for name in names:
+                        other.name(head.tensors[name], name)
             except FileNotFoundError:
                 raise MissingFileError(key, [str(layout.objects)]) from None
 

@@ -24,7 +24,6 @@ FIRST = 32
 _SEED = b"vkv keys 1"
 #: Bytes of a hash in a name. Equal names of other tokens would cost a look at the file.
 _HASH = 16
-_ID = re.compile("[0-9a-f]{64}")
 _ENTRY = re.compile("(?P<count>[0-9]{1,9})-(?P<id>[0-9a-f]{64})")
 _WHOLE = re.compile("(?P<count>[0-9]{1,9})-(?P<hash>[0-9a-f]{32})-(?P<id>[0-9a-f]{64})")
 
@@ -105,8 +104,3 @@ def entry(name: str) -> tuple[int, str] | None:
     """Tokens and id of a name ``count-id``, or ``None`` if it is something else."""
     match = _ENTRY.fullmatch(name)
     return match and (int(match["count"]), match["id"])
-
-
-def is_id(text: str) -> bool:
-    """Whether ``text`` is the id of a file: 64 lower-case hex digits."""
-    return _ID.fullmatch(text) is not None

@@ -66,7 +66,7 @@ class Layout:
             path.mkdir(mode=MODE, parents=True, exist_ok=True)
 
     def accept(self, written: Path, key: str) -> Path:
-        """Move a finished file to its place; ``sync`` its folder when there is time.
+        """Move a finished file to its place; ``sync_directory`` its folder when there is time.
 
         Raises:
             VkvError: As ``make``.
@@ -151,15 +151,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def sync(folder: Path) -> None:
-    """Flush a directory, so that names in it outlive a power cut."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def unlocked(path: Path, act: Callable[[Path], None] = lambda _: None) -> bool:

@@ -20,11 +20,11 @@ from typing import Any
 
 from vkv import header
 from vkv.document import Document, open_document
-from vkv.elsewhere import Files, Place, beside
+from vkv.elsewhere import Place, searched
 from vkv.errors import CacheError, VkvError
 from vkv.remote_source import filesystem, is_url, naming, shown
 from vkv.store import describe, keys, seek, transfer
-from vkv.store.layout import SUFFIX
+from vkv.store.layout import SUFFIX, is_id
 from vkv.store.lookup import but_last
 from vkv.store.seek import Match
 from vkv.store.transfer import Progress
@@ -79,7 +79,7 @@ class Remote:
         self._writable()
         with open_document(os.fspath(path)) as document:
             sent = [_checked(document, os.fspath(path))]
-            places = beside(document) if files is None else Files(files)
+            places = searched(document, files)
             for base in header.files(document.header):
                 with places.open(base) as other:
                     sent.insert(0, _checked(other, other.name))
@@ -166,7 +166,7 @@ class Remote:
         with naming(self.url):
             found = self._files.find(f"{self._root}/objects", detail=True)
         named = [(PurePosixPath(path).stem, int(info["size"])) for path, info in found.items()]
-        return sorted((key, size) for key, size in named if keys.is_id(key))
+        return sorted((key, size) for key, size in named if is_id(key))
 
     def full_id(self, start: str) -> str:
         """The id that begins with ``start``.
@@ -174,12 +174,12 @@ class Remote:
         Raises:
             VkvError: None does, or several do.
         """
-        if keys.is_id(start):
+        if is_id(start):
             return start
         found = []
         if len(start) >= 4 and not set(start) - set("0123456789abcdef"):
             found = [n.removesuffix(SUFFIX) for n in self.names(f"objects/{start[:2]}")]
-            found = [name for name in found if name.startswith(start) and keys.is_id(name)]
+            found = [name for name in found if name.startswith(start) and is_id(name)]
         if len(found) != 1:
             few = "no file" if not found else f"{len(found)} files"
             raise VkvError(f"{few} with an id that begins with {start!r}", at=shown(self.url))

@@ -269,8 +269,7 @@ def hold_again(db: Connection, layout: Layout, key: str) -> bool:
 
 
 def _sound(document: Document, key: str) -> bool:
-    for name in document.entries.keys() & document.header.tensors.keys():
-        document.check(name)
+    document.check_all()
     return document.id == key
 
 

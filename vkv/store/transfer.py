@@ -12,11 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from vkv.container import CHUNK, HEADER, FileSource, Source, write_all
+from vkv.atomic import sync_directory
+from vkv.container import CHUNK, FileSource, Source, write_all
 from vkv.document import Document
 from vkv.errors import DigestError
 from vkv.remote_source import naming
-from vkv.store.layout import sync
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -36,9 +36,7 @@ def check(document: Document, key: str) -> None:
         DigestError: It is another file, or its bytes changed (D1).
     """
     expect(document, key)
-    for name in document.entries:
-        if name != HEADER:
-            document.check(name)
+    document.check_all()
 
 
 def expect(document: Document, key: str) -> None:
@@ -79,7 +77,7 @@ def download(
             _check_part(fd, key, dest)
         os.fsync(fd)
         os.replace(part, dest)
-    sync(dest.parent)
+    sync_directory(dest.parent)
 
 
 @contextlib.contextmanager
