@@ -40,20 +40,20 @@ tests: $(VENV)/.done
 
 # mlx-lm 0.31 has other cache classes; the tests that touch live caches run against both.
 tests-old: $(OLD)/.done
-	$(RUN) $(OLD)/bin/python -m pytest -q -n 2 -m "not model" tests/live tests/store tests/serve tests/cli tests/identity tests/test_convert.py
+	$(RUN) $(OLD)/bin/python -m pytest -q -n 2 -m "not model" tests/caches tests/store tests/serve tests/cli tests/identity tests/tools
 
 demo: $(VENV)/.done
 	$(RUN) $(BIN)/vkv demo
 
 # Times the hot paths; compare lines of one run only.
 bench: $(VENV)/.done
-	$(BIN)/python -m pytest -q tests/bench --benchmark-enable --benchmark-sort=name --benchmark-columns=median,iqr,rounds
+	$(BIN)/python -m pytest -q benchmarks --benchmark-enable --benchmark-sort=name --benchmark-columns=median,iqr,rounds
 
 # On a machine with a GPU: $(PYTHON) has MLX with its backend, mlx-lm, vkv's needs, pytest; no network.
 # Kernels against plain operations, golden files against the reference, then the times.
 bench-gpu:
 	$(PYTHON) -m pytest -q tests/codecs/test_kernels.py tests/test_fixtures.py
-	$(PYTHON) -m tests.bench.gpu -o spec/bench
+	$(PYTHON) -m benchmarks.gpu -o spec/bench
 
 # Rewrites what a test compares with the code.
 spec: $(VENV)/.done

@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from vkv import header
-from vkv.codecs import CODECS
+from vkv.codecs.registry import CODECS
+from vkv.format.schema import Header
 
 HERE = Path(__file__).parent / "v1"
 
 
 def schema() -> dict[str, Any]:
     """JSON Schema of the header; byte strings show as base64 text."""
-    return msgspec.json.schema(header.Header)
+    return msgspec.json.schema(Header)
 
 
 def registry() -> dict[str, list[int]]:

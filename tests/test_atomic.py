@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from vkv.atomic import replacing
+from vkv._atomic import replacing
 
 ROOT = Path(__file__).parents[1]
 
@@ -138,7 +138,7 @@ def test_directory_that_may_not_be_written():
     folder.chmod(0o555)
     code = """if True:
         import os, sys
-        from vkv.atomic import replacing
+        from vkv._atomic import replacing
         if os.getuid() == 0:
             os.setegid(65534), os.seteuid(65534)
         assert open(sys.argv[1], "rb").read() == b"old"

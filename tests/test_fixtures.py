@@ -1,4 +1,4 @@
-"""The files of ``fixtures/v1`` against this reader and against ``tests/reference.py``."""
+"""The files of ``fixtures/v1`` against this reader and against ``tests/reference/file.py``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import safetensors
 from blake3 import blake3
 
 import vkv
-from tests import reference
-from vkv import container, errors, header
-from vkv.document import open_document
-from vkv.file import CacheFile, open_file
-from vkv.header import walk
-from vkv.live.decode import decode
+from tests.reference import file as reference
+from vkv import errors
+from vkv.arrays.cache_file import CacheFile, open_file
+from vkv.caches.loading.decode import decode
+from vkv.format import container, container_write, header
+from vkv.format.document import open_document
+from vkv.format.layers import walk
+from vkv.format.schema import Layer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "v1"
 CASES: list[dict[str, Any]] = json.loads((FIXTURES / "manifest.json").read_text())
@@ -83,7 +85,7 @@ def test_good_decodes_as_the_reference_does(case):
                 _compare(file, layer, name, at, want.layers[at][name])
 
 
-def _compare(file: CacheFile, layer: header.Layer, name: str, at: str, want: np.ndarray) -> None:
+def _compare(file: CacheFile, layer: Layer, name: str, at: str, want: np.ndarray) -> None:
     tensor = layer.tensors[name]
     got = decode(file, layer, name, at)
     assert got.shape == tensor.shape == want.shape
@@ -142,7 +144,7 @@ def test_writing_a_good_file_again_gives_its_bytes(case, tmp_path):
         head = document.header
         assert not set(head.needs) - header.KNOWN_NEEDS
         with (tmp_path / "again.vkv").open("wb") as out:
-            container.write(out.fileno(), loads, lambda digests: header.dump(head))
+            container_write.write(out.fileno(), loads, lambda digests: header.dump(head))
     assert (tmp_path / "again.vkv").read_bytes() == path(case).read_bytes()
 
 

@@ -18,12 +18,13 @@ import msgpack
 import pytest
 
 import vkv
-from tests.hostile import Draft
-from vkv import codecs, container, header
+from tests.helpers.hostile import Draft
+from vkv.arrays.cache_file import open_file
+from vkv.codecs import registry
 from vkv.codecs.raw import Raw
-from vkv.document import open_document
 from vkv.errors import CodecError, ContainerError, HeaderError, VkvError
-from vkv.file import open_file
+from vkv.format import container, limits
+from vkv.format.document import open_document
 
 ROOT = Path(__file__).parents[1]
 GOOD = ROOT / "fixtures" / "v1" / "good"
@@ -34,7 +35,8 @@ CASES = os.environ.get("VKV_HOSTILE_CASES", "10000")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_twenty_thousand_damaged_and_forged_files(seed, tmp_path):
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.hostile", str(seed), CASES, str(tmp_path)],
+        [sys.executable, "-W", "error", "-m", "tests.helpers.hostile", str(seed), CASES,
+         str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
@@ -49,14 +51,10 @@ def test_twenty_thousand_damaged_and_forged_files(seed, tmp_path):
 
 #: Opens a file in a fresh process and says which rule refused it and what memory it took.
 OPEN = """if True:
-    import os, resource, sys
-    import vkv, vkv.info
+    import sys
+    import vkv, vkv.format.info
+    from tests.helpers.memory import peak
     from vkv.errors import VkvError
-
-    def peak():
-        if os.path.exists("/proc/self/status"):
-            return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 2**10
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     start = peak()
     try:
@@ -65,7 +63,7 @@ OPEN = """if True:
         rule = None
     except VkvError as exc:
         rule = exc.rule
-    print(rule, peak() - start)
+    print(rule, (peak() - start) / 2**20)
 """
 
 
@@ -93,7 +91,7 @@ def unknown_field(value: bytes) -> bytes:
     """A header of the largest size with many small things in a field that nobody knows."""
     head = {"layers": [], "producer": "", "tensors": {}, "version": "1.0", "zz": None}
     start = msgpack.packb(head)[:-1]
-    count = (header.MAX_HEADER - len(start) - 5) // len(value)
+    count = (limits.MAX_HEADER - len(start) - 5) // len(value)
     return with_header(start + b"\xdd" + count.to_bytes(4, "big") + value * count)
 
 
@@ -134,7 +132,7 @@ def many_of(field: str, item: bytes) -> bytes:
     """As many items of a list field as fit."""
     head = {"layers": [], "producer": "", "ropes": [], "tensors": {}, "version": "1.0"}
     head = dict(sorted({**head, field: []}.items()))
-    count = (header.MAX_HEADER - 100) // len(item)
+    count = (limits.MAX_HEADER - 100) // len(item)
     mark = msgpack.packb(field) + b"\x90"
     items = msgpack.Packer().pack_array_header(count) + item * count
     return with_header(msgpack.packb(head).replace(mark, mark[:-1] + items))
@@ -163,7 +161,7 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "children": (lambda: many_of("layers", LIST), "H8"),
     "ropes": (lambda: many_of("ropes", b"\x81\xa4dims\x02"), "H2"),
     "needs": (lambda: many_of("needs", b"\xa2ab"), "H2"),
-    "deep lists": (lambda: with_header(b"\x91" * header.MAX_HEADER), "H1"),
+    "deep lists": (lambda: with_header(b"\x91" * limits.MAX_HEADER), "H1"),
     "array of 2^32": (lambda: with_header(b"\xdd\xff\xff\xff\xff"), "H1"),
     "map of 2^32": (lambda: with_header(b"\xdf\xff\xff\xff\xff"), "H1"),
     "names of tensors": (many_tensors, "None"),
@@ -237,7 +235,7 @@ def test_shapes_without_elements(tmp_path):
             ("affine", {"bits": 4, "group": 64, "scale": "F16"}),
         ):
             draft = blank()
-            known = codecs.resolve(codec, 1, params)
+            known = registry.resolve(codec, 1, params)
             forms = known.layout(tuple(shape))
             for part, (dtype, dims) in forms.items():
                 draft.store(part, known.roles[part], dtype, list(dims), b"")
@@ -280,7 +278,7 @@ class Careless(Raw):
 
 
 def test_codec_that_decodes_to_another_shape_is_caught(monkeypatch):
-    monkeypatch.setitem(codecs.CODECS, ("raw", 1), Careless)
+    monkeypatch.setitem(registry.CODECS, ("raw", 1), Careless)
     with pytest.raises(CodecError) as caught:
         vkv.load(GOOD / "raw-kv-f16.vkv")
     assert caught.value.rule == "K4"

@@ -15,9 +15,9 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 import vkv
-from vkv.container import write_all
-from vkv.document import open_document
 from vkv.errors import VkvError
+from vkv.format.container_write import write_all
+from vkv.format.document import open_document
 
 ROOT = Path(__file__).parents[1]
 GOOD = ROOT / "fixtures" / "v1" / "good" / "raw-kv-f16.vkv"
@@ -50,23 +50,23 @@ def test_file_that_no_reader_would_take_does_not_replace_one(tmp_path, options, 
 #: Saves files of 2 MB over one another as fast as it can, all of one byte each.
 SAVES = """if True:
     import sys
-    from vkv import container, header
-    from vkv.atomic import replacing
+    from vkv._atomic import replacing
+    from vkv.format import container_write, header, schema
 
     def save(path, byte):
         forms = [(f"t{i}", "U8", (1, 1 << 18)) for i in range(8)]
-        runs = {n: header.Segment(codec="raw", version=1, params={"dtype": "U8"}, parts={"data": n})
+        runs = {n: schema.Segment(codec="raw", version=1, params={"dtype": "U8"}, parts={"data": n})
                 for n, _, _ in forms}
-        tensors = {n: header.Tensor(dtype="U8", shape=s, segments=(runs[n],)) for n, _, s in forms}
+        tensors = {n: schema.Tensor(dtype="U8", shape=s, segments=(runs[n],)) for n, _, s in forms}
         def head(digests):
-            stored = {n: header.Stored(role="payload", dtype=d, shape=s, digest=x)
+            stored = {n: schema.Stored(role="payload", dtype=d, shape=s, digest=x)
                       for (n, d, s), x in zip(forms, digests)}
-            layer = header.Layer(kind="kv", tensors=tensors)
-            return header.dump(header.Header(version="1.0", producer=str(byte), layers=(layer,),
+            layer = schema.Layer(kind="kv", tensors=tensors)
+            return header.dump(schema.Header(version="1.0", producer=str(byte), layers=(layer,),
                                              tensors=stored))
         loads = [(f, lambda: bytes([byte]) * (1 << 18)) for f in forms]
         with replacing(path, durable=False) as fd:
-            container.write(fd, loads, head)
+            container_write.write(fd, loads, head)
 
     def saves(path, start, count):
         for i in range(start, start + count):

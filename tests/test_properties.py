@@ -9,11 +9,12 @@ import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.test_header import DIGEST, pack, plain, sample
-from vkv import container, header
-from vkv.container import BytesSource, Entry
+from tests.format.test_header import DIGEST, pack, plain, sample
 from vkv.errors import ContainerError, VkvError
-from vkv.header import Header, Layer, Rope
+from vkv.format import container, header
+from vkv.format.container import Entry
+from vkv.format.schema import Header, Layer, Rope
+from vkv.sources.memory import BytesSource
 
 SEED = json.dumps(
     {

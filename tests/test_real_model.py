@@ -12,7 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import vkv
 from vkv.bench.quality import compare, log_probs
-from vkv.demo_model import smollm2
+from vkv.demo.model import smollm2
 
 pytestmark = pytest.mark.model
 

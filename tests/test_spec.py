@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from spec.__main__ import files
-from vkv import canonical, container, document, header
-from vkv.codecs import CODECS
-from vkv.codecs.base import DTYPES
-from vkv.document import open_document
+from vkv.caches.kinds import KINDS
+from vkv.codecs.protocol import DTYPES
+from vkv.codecs.registry import CODECS
+from vkv.format import canonical, container, document, header, limits
+from vkv.format import layer_rules as form
+from vkv.format.document import open_document
+from vkv.format.layers import segments
+from vkv.format.schema import ITEMSIZE, ROLES, Header
 from vkv.identity import config
-from vkv.live import form
-from vkv.live.kinds import KINDS
 
 ROOT = Path(__file__).parents[1]
 SPEC = ROOT / "spec" / "v1"
@@ -58,7 +60,7 @@ def literals(folder: str) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= set(re.findall(rf"\b{RULE.pattern}\b", node.value))
-    return found - header.ITEMSIZE.keys()
+    return found - ITEMSIZE.keys()
 
 
 def raised(folder: str) -> set[str]:
@@ -68,7 +70,7 @@ def raised(folder: str) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= {node.value} if RULE.fullmatch(node.value) else set()
-    return found - header.ITEMSIZE.keys()
+    return found - ITEMSIZE.keys()
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda p: p.name)
@@ -110,7 +112,7 @@ def test_every_codec_has_a_good_file():
     have = set()
     for path in (FIXTURES / "good").iterdir():
         with open_document(path) as doc:
-            have |= {(s.codec, s.version) for _, _, _, s in header.segments(doc.header)}
+            have |= {(s.codec, s.version) for _, _, _, s in segments(doc.header)}
     assert have == CODECS.keys()
 
 
@@ -135,14 +137,14 @@ def test_kinds():
 
 def test_header_fields():
     rows = [name for row in table(PAGE, "field") for name in names(row[0])]
-    assert tuple(rows) == header.Header.__struct_fields__
+    assert tuple(rows) == Header.__struct_fields__
 
 
 @pytest.mark.parametrize(
     ("start", "want"),
     [
-        ("`dtype` is one of ", header.ITEMSIZE),
-        ("`role` is one of ", header.ROLES),
+        ("`dtype` is one of ", ITEMSIZE),
+        ("`role` is one of ", ROLES),
         (f"Version {header.VERSION} knows ", header.KNOWN_NEEDS),
     ],
 )
@@ -164,14 +166,14 @@ def test_dtypes_of_raw():
         ("`n` MUST be at most 2,097,152", container.MAX_JSON),
         ("at most 65,536 of `{` and `[`", container.MAX_OPEN),
         ("and 131,072 commas", container.MAX_COMMAS),
-        ("The header MUST be at most 1,048,576 bytes", header.MAX_HEADER),
-        ("starts at a multiple of 64", header.ALIGN),
-        ("MUST NOT nest deeper than 4 lists", header.MAX_DEPTH),
-        ("MUST NOT have more than 4,096 layers", header.MANY),
-        ("nor more than 4,096 segments", header.MANY),
-        ("at most 4,096 entries", header.MANY),
+        ("The header MUST be at most 1,048,576 bytes", limits.MAX_HEADER),
+        ("starts at a multiple of 64", limits.ALIGN),
+        ("MUST NOT nest deeper than 4 lists", limits.MAX_DEPTH),
+        ("MUST NOT have more than 4,096 layers", limits.MANY),
+        ("nor more than 4,096 segments", limits.MANY),
+        ("at most 4,096 entries", limits.MANY),
         ("nested at most 64 deep", canonical.MAX_NESTED),
-        ("at most 64 times the bytes", document.MAX_EXPANSION),
+        ("at most 64 times the bytes", limits.MAX_EXPANSION),
         ("add up to at most 65,536 elements", document.FREE_ELEMENTS),
         ("`size` at most 64", form.MAX_SLOTS),
         ("`model.config` MUST have at most 262,144 characters", config.MAX_TEXT),

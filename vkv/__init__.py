@@ -19,35 +19,35 @@ from typing import TYPE_CHECKING, Any
 from vkv._version import __version__
 
 if TYPE_CHECKING:
-    from vkv.compat import load_prompt_cache, save_prompt_cache
-    from vkv.convert import convert
-    from vkv.diff import diff
+    from vkv.caches.basis.training import train_basis
+    from vkv.caches.loading.load import load
+    from vkv.caches.packed.make import make_prompt_cache
+    from vkv.caches.prompt import Prompt
+    from vkv.caches.saving.save import save
     from vkv.errors import VkvError
-    from vkv.info import Info, inspect
-    from vkv.live.basis import train_basis
-    from vkv.live.load import load
-    from vkv.live.make import make_prompt_cache
-    from vkv.live.prompt import Prompt
-    from vkv.live.save import save
+    from vkv.format.info import Info, inspect
+    from vkv.interop.prompt_cache import load_prompt_cache, save_prompt_cache
     from vkv.store import PromptStore
-    from vkv.validate import Report, validate
+    from vkv.tools.convert import convert
+    from vkv.tools.diff import diff
+    from vkv.tools.validate import Report, validate
 
 _HOME = {
-    "Info": "vkv.info",
-    "Prompt": "vkv.live.prompt",
+    "Info": "vkv.format.info",
+    "Prompt": "vkv.caches.prompt",
     "PromptStore": "vkv.store",
-    "Report": "vkv.validate",
+    "Report": "vkv.tools.validate",
     "VkvError": "vkv.errors",
-    "convert": "vkv.convert",
-    "diff": "vkv.diff",
-    "inspect": "vkv.info",
-    "load": "vkv.live.load",
-    "load_prompt_cache": "vkv.compat",
-    "make_prompt_cache": "vkv.live.make",
-    "save": "vkv.live.save",
-    "save_prompt_cache": "vkv.compat",
-    "train_basis": "vkv.live.basis",
-    "validate": "vkv.validate",
+    "convert": "vkv.tools.convert",
+    "diff": "vkv.tools.diff",
+    "inspect": "vkv.format.info",
+    "load": "vkv.caches.loading.load",
+    "load_prompt_cache": "vkv.interop.prompt_cache",
+    "make_prompt_cache": "vkv.caches.packed.make",
+    "save": "vkv.caches.saving.save",
+    "save_prompt_cache": "vkv.interop.prompt_cache",
+    "train_basis": "vkv.caches.basis.training",
+    "validate": "vkv.tools.validate",
 }
 
 __all__ = [

@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from vkv.remote_source import is_url
+from vkv.sources.urls import is_url
 from vkv_cli.compute import Sampling
 from vkv_cli.models import ModelChoice
-from vkv_cli.words import Words
+from vkv_cli.prompt_options import Words
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -76,7 +76,7 @@ class CodecChoice:
         base = {"keys": default, "values": default} if isinstance(default, str) else default
         own = {"keys": self.keys or self.codec, "values": self.values or self.codec}
         spec = {name: text or base[name] for name, text in own.items()}
-        from vkv.live.save import wish  # brings MLX
+        from vkv.caches.saving.save import wish  # brings MLX
 
         wish(spec)
         return spec["keys"] if spec["keys"] == spec["values"] else spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from vkv.info import Info
+from vkv.format.info import Info
 from vkv_cli import text
 
 

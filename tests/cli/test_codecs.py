@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from vkv.codecs import CODECS, newest, parse
 from vkv.codecs.options import options, summary
+from vkv.codecs.registry import CODECS, newest, parse
 
 
 @pytest.mark.parametrize("name", newest())

@@ -214,7 +214,7 @@ def test_debug_shows_a_traceback_wherever_it_stands(run, args):
 
 
 def test_a_fault_is_named_as_one(run, monkeypatch):
-    monkeypatch.setattr("vkv.info.inspect", lambda _: [][0])
+    monkeypatch.setattr("vkv.format.info.inspect", lambda _: [][0])
     monkeypatch.setattr("vkv.inspect", lambda _: [][0], raising=False)
     ran = run("inspect", "x")
     assert (ran.status, ran.err) == (

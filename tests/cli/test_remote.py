@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import vkv
-from tests import servers
+from tests.helpers import servers
 
 
 @pytest.fixture

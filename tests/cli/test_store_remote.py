@@ -6,9 +6,9 @@ import pytest
 
 import vkv
 from fixtures.models import tiny
-from tests import servers
+from tests.helpers import servers
 from tests.store.conftest import cache_of
-from vkv.store.remote import object_name
+from vkv.store.remote.remote import object_name
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from mlx_lm.models.cache import KVCache
 
 import vkv
 from tests.cli.conftest import filled
-from vkv.container import HEADER
-from vkv.document import open_document
+from vkv.format.container import HEADER
+from vkv.format.document import open_document
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from vkv.codecs import kernels_cpu, kernels_cuda
-from vkv.codecs.kernels import on_cuda
-from vkv.codecs.kvquant import KvQuant
-from vkv.codecs.nsnquant import NSNQuant, codebook
-from vkv.header import Rope
-from vkv.live.rope import rotate
+from vkv.caches.rope import rotate
+from vkv.codecs.kernels import cuda as kernels_cuda
+from vkv.codecs.kernels.device import on_cuda
+from vkv.codecs.kvquant.codec import KvQuant
+from vkv.codecs.nsnquant import kernels_cpu
+from vkv.codecs.nsnquant.codec import NSNQuant, codebook
+from vkv.format.schema import Rope
 
 #: Half a step of the cast, and what the sums before it may differ by.
 STEP = {mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8, mx.float32: 2.0**-20}

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import reference_kvquant as reference
-from vkv.codecs import base
-from vkv.codecs.kvquant import KvQuant
+from tests.reference import kvquant as reference
+from vkv.codecs import protocol as base
+from vkv.codecs.kvquant.codec import KvQuant
 from vkv.errors import CodecError
 
 KEYS = KvQuant(table="channel")

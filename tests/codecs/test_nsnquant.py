@@ -11,12 +11,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests import reference_nsnquant as reference
-from vkv.codecs import codebooks, hadamard, nsn
-from vkv.codecs.base import build, nbytes, typed
-from vkv.codecs.codebooks import Spec
-from vkv.codecs.nsnquant import NSNQuant, codebook
-from vkv.codecs.vq import GRID, LIMIT, STEPS, Search
+from tests.reference import nsnquant as reference
+from vkv.codecs.nsnquant import codebooks, hadamard
+from vkv.codecs.nsnquant import transform as nsn
+from vkv.codecs.nsnquant.codebook_search import GRID, LIMIT, STEPS, Search
+from vkv.codecs.nsnquant.codebooks import Spec
+from vkv.codecs.nsnquant.codec import NSNQuant, codebook
+from vkv.codecs.protocol import build, nbytes, typed
 from vkv.errors import CodecError
 
 SEED = {"match": "cosine", "fit": "nsn", "metadata_bits": 16, "pre_rope": False}

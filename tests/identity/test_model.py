@@ -15,8 +15,9 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from fixtures.models import tiny
-from vkv import header, identity
-from vkv.header import Header, Layer
+from vkv import identity
+from vkv.format import header
+from vkv.format.schema import Header, Layer
 from vkv.identity.compare import MAX_FIELDS
 from vkv.identity.model import SAMPLE, _bits
 

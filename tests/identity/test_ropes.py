@@ -14,9 +14,9 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 
 from fixtures.models import tiny
 from fixtures.models.build import build
-from vkv.header import Rope
+from vkv.caches.rope import rotate
+from vkv.format.schema import Rope
 from vkv.identity import find
-from vkv.live.rope import rotate
 
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LONG = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}

@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from tests.serve.process import Process
-from vkv.demo_model import smollm2
+from vkv.demo.model import smollm2
 
 pytestmark = pytest.mark.model
 

@@ -152,7 +152,7 @@ def a_file(root):
 
 def a_broken_index(root):
     root.mkdir()
-    vkv.store.layout.Layout(root).index.write_bytes(b"no database" * 999)
+    vkv.store.local.layout.Layout(root).index.write_bytes(b"no database" * 999)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from mlx_lm.models.cache import KVCache
 
 import vkv
 from fixtures.models import tiny
-from vkv import container, header
-from vkv.document import open_document
+from vkv.format import container, container_write, header
+from vkv.format.document import open_document
 
 
 @pytest.fixture(scope="session")
@@ -51,5 +51,5 @@ def rewritten(path: Path, target: Path, **changes) -> Path:
             if e.name != container.HEADER
         ]
         with target.open("wb+") as out:
-            container.write(out.fileno(), loads, lambda _: header.dump(head))
+            container_write.write(out.fileno(), loads, lambda _: header.dump(head))
     return target

@@ -8,9 +8,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import vkv
 from fixtures.models import tiny
-from tests.store.test_upkeep import consistent, flip
-from vkv.document import open_document
+from tests.store.test_maintenance import consistent, flip
 from vkv.errors import MissingFileError
+from vkv.format.document import open_document
 
 FIRST, TURN = 400, 20  # a twentieth, as 200 tokens on a conversation of 4,000
 TOKENS = [(7 * i) % 251 for i in range(FIRST + 3 * TURN)]

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 import vkv
 from fixtures.models import tiny
 from tests.store.conftest import cache_of, rewritten
-from vkv.document import open_document
 from vkv.errors import HeaderError, VkvError
-from vkv.store import files
+from vkv.format.document import open_document
+from vkv.store.local import reconcile as files
 
 A, B = list(range(40)), [*range(20), *([99] * 20)]
 

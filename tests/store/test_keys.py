@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vkv.store import keys
+from vkv.store.remote import keys
 
 MODEL = bytes(range(32))
 

@@ -13,7 +13,7 @@ import pytest
 
 import vkv
 from tests.store.conftest import cache_of
-from tests.store.test_upkeep import consistent
+from tests.store.test_maintenance import consistent
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,12 +76,12 @@ KILLED = """if True:
             sys.exit(case)
 """
 STEPS = [
-    ("enter take_in put", 1, 1),
-    ("enter sync_directory put", 2, 2),
-    ("rows by_number put", 1, 2),
-    ("layout Layout.accept put", 1, 1),
-    ("rows sweep rm", 0, 0),
-    ("rows take_out rm", 1, 1),
+    ("local.ingest take_in put", 1, 1),
+    ("local.ingest sync_directory put", 2, 2),
+    ("local.entries by_number put", 1, 2),
+    ("local.layout Layout.accept put", 1, 1),
+    ("local.entries sweep rm", 0, 0),
+    ("local.entries take_out rm", 1, 1),
 ]
 
 

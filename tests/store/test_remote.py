@@ -7,11 +7,11 @@ import pytest
 from mlx_lm.models.cache import RotatingKVCache
 
 import vkv
-from tests import servers
+from tests.helpers import servers
 from tests.store.conftest import cache_of
 from vkv.errors import DigestError, MissingFileError, VkvError
-from vkv.store import keys, transfer
-from vkv.store.remote import Remote, object_name
+from vkv.store.remote import keys, transfer
+from vkv.store.remote.remote import Remote, object_name
 
 LONG = [n % 50 for n in range(300)]
 
@@ -206,7 +206,7 @@ def test_over_http_entries_are_pulled_by_id(web, path, tmp_path, model):
 
 @pytest.mark.parametrize("junk", [b"", b"junk"], ids=["resumed", "begun anew"])
 def test_an_interrupted_pull_is_gone_on_with(web, path, tmp_path, monkeypatch, junk):
-    monkeypatch.setattr(transfer, "CHUNK", 1 << 14)
+    monkeypatch.setattr(transfer, "READ_CHUNK", 1 << 14)
     there, dest = Remote(f"{web.url}/p"), tmp_path / "b.vkv"
     part = tmp_path / f".b.vkv.{web.id[:16]}.vkv-part"
     told = []
@@ -232,7 +232,7 @@ def test_an_interrupted_pull_is_gone_on_with(web, path, tmp_path, monkeypatch, j
 
 
 def test_a_server_that_goes_away_leaves_a_part_and_no_file(web, path, tmp_path, monkeypatch):
-    monkeypatch.setattr(transfer, "CHUNK", 1 << 14)
+    monkeypatch.setattr(transfer, "READ_CHUNK", 1 << 14)
     monkeypatch.setattr(transfer, "AHEAD", 1)
     there, dest = Remote(f"{web.url}/p"), tmp_path / "b.vkv"
 

@@ -19,7 +19,7 @@ import vkv
 from fixtures.models import tiny
 from tests.store.conftest import cache_of, held
 from vkv.errors import CacheError, VkvError
-from vkv.store import describe
+from vkv.store.local import summary as describe
 
 
 def test_nothing_is_created_by_looking(store, model):

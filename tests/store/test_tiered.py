@@ -7,11 +7,12 @@ import logging
 import pytest
 
 import vkv
-from tests import servers
+from tests.helpers import servers
 from tests.store.conftest import cache_of, held
 from vkv.errors import VkvError
-from vkv.store import tiered, transfer
-from vkv.store.remote import Remote, object_name
+from vkv.store import tiered
+from vkv.store.remote import transfer
+from vkv.store.remote.remote import Remote, object_name
 from vkv.store.tiered import TieredStore
 
 LONG = [n % 50 for n in range(200)]
@@ -128,7 +129,7 @@ def test_what_an_entry_stands_on_comes_with_it(store, url, tmp_path, model):
 
 
 def test_an_interrupted_pull_into_the_store_is_gone_on_with(store, stocked, model, monkeypatch):
-    monkeypatch.setattr(transfer, "CHUNK", 1 << 14)
+    monkeypatch.setattr(transfer, "READ_CHUNK", 1 << 14)
 
     def stop(done, total):
         if done > total // 2:

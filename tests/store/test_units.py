@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vkv.errors import VkvError
-from vkv.store import units
+from vkv.store.local import units
 
 
 @pytest.mark.parametrize(

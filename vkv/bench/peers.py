@@ -18,7 +18,7 @@ from vkv.bench.quality import compare, log_probs
 from vkv.bench.report import Row
 from vkv.bench.run import Bench
 from vkv.bench.timing import Timing, median
-from vkv.live import kinds
+from vkv.caches import kinds
 
 #: Settings of veloxquant-mlx's caches, by the name of the row.
 VELOX: dict[str, dict[str, Any]] = {

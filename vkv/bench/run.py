@@ -12,25 +12,27 @@ from typing import Any
 
 import mlx.core as mx
 
-from vkv import codecs, identity
+from vkv import identity
+from vkv.arrays.cache_file import CacheFile
 from vkv.bench.quality import compare, log_probs, relative_error
 from vkv.bench.report import Results, Row
 from vkv.bench.timing import Timing, median
-from vkv.codecs.base import Planner
-from vkv.document import open_document
-from vkv.elsewhere import Files
+from vkv.caches import kinds
+from vkv.caches.loading.decode import decode
+from vkv.caches.loading.load import load
+from vkv.caches.prompt import Prompt
+from vkv.caches.saving.basis_file import lent
+from vkv.caches.saving.rate_plan import add_layers
+from vkv.caches.saving.save import save, wish
+from vkv.caches.saving.write_plan import Plan
+from vkv.codecs import registry
+from vkv.codecs.protocol import Planner
 from vkv.errors import VkvError
-from vkv.file import CacheFile
-from vkv.header import VERSION, Header
-from vkv.info import Info
-from vkv.live import kinds
-from vkv.live.allocate import add_layers
-from vkv.live.decode import decode
-from vkv.live.lend import lent
-from vkv.live.load import load
-from vkv.live.plan import Plan
-from vkv.live.prompt import Prompt
-from vkv.live.save import save, wish
+from vkv.format.dependencies import Files
+from vkv.format.document import open_document
+from vkv.format.header import VERSION
+from vkv.format.info import Info
+from vkv.format.schema import Header
 
 #: Tokens per forward pass of the prefill.
 STEP = 512
@@ -40,7 +42,7 @@ BASIS = " +basis"
 
 def default_codecs() -> list[str]:
     """The settings that each codec of the table gives as its examples, raw first."""
-    found = [text for codec in codecs.CODECS.values() for text in codec.examples]
+    found = [text for codec in registry.CODECS.values() for text in codec.examples]
     return sorted(found, key=lambda text: (text != "raw", text))
 
 
@@ -51,7 +53,7 @@ def with_basis(names: Sequence[str]) -> list[str]:
 
 
 def _plans(name: str) -> bool:
-    return issubclass(codecs.parse(name.partition("/")[0]).codec, Planner)
+    return issubclass(registry.parse(name.partition("/")[0]).codec, Planner)
 
 
 class Bench:

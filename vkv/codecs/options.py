@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vkv.codecs.base import Codec
-from vkv.header import Scalar
+from vkv.codecs.protocol import Codec
+from vkv.format.schema import Scalar
 
 _ARGS = re.compile(r"^Args:\n(.*?)(?:\n\S|\Z)", re.DOTALL | re.MULTILINE)
 _ARG = re.compile(r"^    (\w+): (.*?)(?=^    \w|\Z)", re.DOTALL | re.MULTILINE)

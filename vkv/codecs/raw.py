@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 import mlx.core as mx
 
-from vkv.codecs.base import (
+from vkv.codecs.protocol import (
     DTYPES,
     NAMES,
     Layout,

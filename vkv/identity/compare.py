@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vkv.errors import HeaderError
-from vkv.header import Model, Rope, Tokenizer
+from vkv.format.schema import Model, Rope, Tokenizer
 from vkv.identity.config import parse
 
 #: Sentences about the configuration; a file of another architecture has dozens.

@@ -13,7 +13,7 @@ import numpy as np
 from blake3 import blake3
 
 from vkv.errors import VkvError
-from vkv.header import Model, Rope
+from vkv.format.schema import Model, Rope
 from vkv.identity.config import config_text
 from vkv.identity.ropes import find
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vkv.header import Rope
+from vkv.format.schema import Rope
 
 
 def find(model: Any) -> list[Rope | None]:

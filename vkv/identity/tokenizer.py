@@ -8,7 +8,7 @@ from typing import Any
 from blake3 import blake3
 
 from vkv.errors import VkvError
-from vkv.header import Tokenizer
+from vkv.format.schema import Tokenizer
 
 
 def of_tokenizer(tokenizer: Any) -> Tokenizer:

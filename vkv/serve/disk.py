@@ -12,10 +12,10 @@ import mlx.core as mx
 from vkv.identity import of_model, token_bytes
 from vkv.serve.writer import Job, Progress, Writer
 from vkv.store import Hit, PromptStore
-from vkv.store.tree import WIDTH
+from vkv.store.local.prefix_tree import WIDTH
 
 if TYPE_CHECKING:
-    from vkv.live.save import CodecSpec
+    from vkv.caches.saving.save import CodecSpec
 
 #: Tokens that reading or writing a prompt must spare. Below, computing them again is as fast.
 MIN_TOKENS = 128

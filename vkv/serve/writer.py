@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from vkv.store.tree import WIDTH, common_bytes
+from vkv.store.local.prefix_tree import WIDTH, common_bytes
 
 #: Prompts that may wait. Each holds its cache in memory, which the in-memory prompt
 #: cache may have let go by then.

@@ -10,8 +10,8 @@ Entries are ``.vkv`` files named by their id. Beside them stands an index, which
 be made again from the files at any time (``spec/decisions/0005-store-index.md``).
 """
 
-from vkv.store.entry import Entry, Found, Hit
-from vkv.store.remote import Remote
+from vkv.store.remote.remote import Remote
+from vkv.store.results import Entry, Found, Hit
 from vkv.store.store import PromptStore
 from vkv.store.tiered import TieredStore
 

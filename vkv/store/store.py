@@ -7,17 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vkv.elsewhere import Files, Place
-from vkv.store import answer, rows, units, upkeep
-from vkv.store.enter import ancestor, copy_in, give, put_in, take_in
-from vkv.store.entry import Collected, Entry, Found, Hit, Stats
-from vkv.store.evict import Limits
-from vkv.store.index import Index
-from vkv.store.layout import Layout
+from vkv.format.dependencies import Files, Place
+from vkv.store.local import entries as rows
+from vkv.store.local import maintenance as upkeep
+from vkv.store.local import retrieve as answer
+from vkv.store.local import units
+from vkv.store.local.evict import Limits
+from vkv.store.local.index import Index
+from vkv.store.local.ingest import ancestor, copy_in, give, put_in, take_in
+from vkv.store.local.layout import Layout
+from vkv.store.results import Collected, Entry, Found, Hit, Stats
 
 if TYPE_CHECKING:
-    from vkv.live.save import CodecSpec, Progress
-    from vkv.validate import Report
+    from vkv.caches.saving.save import CodecSpec, Progress
+    from vkv.tools.validate import Report
 
 
 class PromptStore:
@@ -99,7 +102,7 @@ class PromptStore:
             OSError: The store cannot be written, or ``min_free`` cannot be kept.
         """
         from vkv import identity
-        from vkv.live.save import save
+        from vkv.caches.saving.save import save
 
         def write(path: Path, **standing: Any) -> None:
             save(
@@ -173,7 +176,7 @@ class PromptStore:
             VkvError: The index cannot be read; or an argument is none of those above.
         """
         from vkv import identity
-        from vkv.live.load import check_live
+        from vkv.caches.loading.load import check_live
 
         check_live(live)
         check = None if isinstance(model, bytes | str) else model
@@ -274,7 +277,7 @@ class PromptStore:
         Raises:
             OSError: A file cannot be read.
         """
-        from vkv.validate import Report
+        from vkv.tools.validate import Report
 
         return Report(
             str(self.root), deep, list(upkeep.verify(self._index, deep=deep, remove=remove))
@@ -332,6 +335,6 @@ def _either(asked: Any, own: Any) -> Any:
 
 
 def _default_root() -> Path:
-    from vkv.demo_model import cache_dir
+    from vkv._paths import cache_dir
 
     return cache_dir() / "store"

@@ -8,17 +8,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vkv import header
-from vkv.document import Document, open_document
-from vkv.elsewhere import Files
 from vkv.errors import VkvError
-from vkv.store import rows, transfer
-from vkv.store.enter import take_in
-from vkv.store.entry import Entry, Found, Hit
-from vkv.store.layout import Layout
-from vkv.store.remote import Remote
+from vkv.format.dependencies import Files
+from vkv.format.document import Document, open_document
+from vkv.format.layers import external_references
+from vkv.store.local import entries as rows
+from vkv.store.local.ingest import take_in
+from vkv.store.local.layout import Layout
+from vkv.store.remote import transfer
+from vkv.store.remote.remote import Remote
+from vkv.store.remote.transfer import Progress
+from vkv.store.results import Entry, Found, Hit
 from vkv.store.store import PromptStore
-from vkv.store.transfer import Progress
 
 _log = logging.getLogger("vkv.store")
 #: Seconds in which a remote that failed is not asked again, so that answers do not wait for it.
@@ -119,7 +120,7 @@ def push(store: PromptStore, remote: Remote, key: str, progress: Progress | None
     with store._index.read() as db:
         entry = rows.by_number(db, store._layout, rows.resolve(db, key))
     with open_document(entry.path) as document:
-        bases = [store._layout.path(base.hex()) for base in header.files(document.header)]
+        bases = [store._layout.path(base.hex()) for base in external_references(document.header)]
     return remote.push(entry.path, files=bases, progress=progress)
 
 
@@ -137,7 +138,7 @@ def pull(
         own, others = desk / "new.vkv", desk / "others"
         others.mkdir()
         _download(layout, document, key, own, progress)
-        for base in (name.hex() for name in header.files(document.header)):
+        for base in (name.hex() for name in external_references(document.header)):
             if not layout.path(base).exists():
                 with remote.open(base) as other:
                     _download(layout, other, base, others / f"{base}.vkv", None)

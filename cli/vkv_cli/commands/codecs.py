@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vkv.header import Scalar
+from vkv.format.schema import Scalar
 from vkv_cli import text
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def codecs(as_json: bool) -> None:
 
     A codec string is NAME[:OPTION=VALUE,…], e.g. affine:bits=8,group=32.
     """
-    from vkv.codecs import CODECS, newest  # brings MLX
     from vkv.codecs.options import options, summary
+    from vkv.codecs.registry import CODECS, newest
 
     found = {name: CODECS[name, version] for name, version in newest().items()}
     for name, codec in found.items() if as_json else ():

@@ -17,11 +17,11 @@ from typing import Any
 import click
 
 import vkv
-from vkv import demo_model
+from vkv.caches import chat
+from vkv.caches.prompt import Prompt, common_prefix
+from vkv.demo import model as demo_model
 from vkv.errors import VkvError
-from vkv.info import Info
-from vkv.live import chat
-from vkv.live.prompt import Prompt, common_prefix
+from vkv.format.info import Info
 from vkv_cli import text
 from vkv_cli.commands.inspect import lines
 from vkv_cli.compute import Sampling, answer, prefill

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 import vkv
+from vkv.caches import chat
+from vkv.caches.prompt import Prompt
 from vkv.errors import VkvError
-from vkv.info import Info
-from vkv.live import chat
-from vkv.live.prompt import Prompt
+from vkv.format.info import Info
 from vkv_cli import text
 from vkv_cli.compute import Answer, Sampling, answer
 from vkv_cli.models import ModelChoice, load_model
@@ -29,7 +29,7 @@ from vkv_cli.options import (
     sampling_options,
 )
 from vkv_cli.progress import progress
-from vkv_cli.words import PLAIN, filled
+from vkv_cli.prompt_options import PLAIN, filled
 from vkv_cli.written import show_written
 
 

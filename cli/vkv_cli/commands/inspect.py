@@ -8,8 +8,8 @@ from functools import partial
 import click
 
 import vkv
-from vkv.account import ROWS, Accounting
-from vkv.info import Info, Row, rows
+from vkv.format.account import ROWS, Accounting
+from vkv.format.info import Info, Row, rows
 from vkv_cli import text
 from vkv_cli.files import each_file, files_argument
 

@@ -21,8 +21,8 @@ from vkv_cli.options import (
     word_options,
 )
 from vkv_cli.progress import progress
+from vkv_cli.prompt_options import Words
 from vkv_cli.text import json_option
-from vkv_cli.words import Words
 from vkv_cli.written import show_written
 
 

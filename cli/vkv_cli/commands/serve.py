@@ -36,7 +36,7 @@ def _json(_: click.Context, param: click.Parameter, value: str) -> dict[str, Any
 
 def _size(_: click.Context, param: click.Parameter, value: str | None) -> int | None:
     from vkv.errors import VkvError
-    from vkv.store import units
+    from vkv.store.local import units
 
     try:
         return None if value is None else units.size(value)

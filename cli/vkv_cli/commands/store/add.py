@@ -6,7 +6,7 @@ import click
 
 import vkv
 from vkv.errors import VkvError
-from vkv.remote_source import is_url, shown
+from vkv.sources.urls import is_url, shown
 from vkv_cli import text
 from vkv_cli.commands.store.common import same_as, store_option
 from vkv_cli.files import each_file, files_argument

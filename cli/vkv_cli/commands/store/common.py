@@ -11,8 +11,8 @@ import click
 import vkv
 from vkv.errors import VkvError
 from vkv.store import Entry
-from vkv.store.layout import INDEX
-from vkv.store.units import age, size
+from vkv.store.local.layout import INDEX
+from vkv.store.local.units import age, size
 from vkv_cli import text
 
 

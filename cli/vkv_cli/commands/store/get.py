@@ -11,7 +11,7 @@ from vkv_cli import text
 from vkv_cli.commands.store.common import store_option
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import model_options, output_option, word_options
-from vkv_cli.words import Words
+from vkv_cli.prompt_options import Words
 
 
 @click.command(epilog="Exit status: 0 found, 1 nothing stored begins like the prompt.")

@@ -12,7 +12,7 @@ import click
 import vkv
 from vkv.errors import VkvError
 from vkv.store import Entry
-from vkv.store.units import age, size
+from vkv.store.local.units import age, size
 from vkv_cli.commands.store.common import show, store_option, total
 from vkv_cli.text import json_option
 from vkv_cli.text import size as size_text

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 import vkv
-from vkv.remote_source import shown
+from vkv.sources.urls import shown
 from vkv.store import Remote, tiered
 from vkv_cli import text
 from vkv_cli.commands.store.common import same_as, show, store_option

@@ -1,0 +1,131 @@
+"""The prompt as options give it: a message, a system prompt, or a whole conversation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vkv.errors import VkvError
+
+Messages = list[dict[str, Any]]
+
+#: Metadata key of files whose prompt went through no chat template.
+PLAIN = "ignore_chat_template"
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The options that hold the prompt.
+
+    Attributes:
+        prompt: The user's message; ``-`` stands for stdin.
+        prompt_file: A file with it; ``-`` for stdin, also of the next.
+        messages: A JSON file with a conversation.
+        system_prompt: Goes before the user's message; ``-`` stands for stdin.
+        ignore_chat_template: The message is the prompt as it is.
+    """
+
+    prompt: str | None
+    prompt_file: Path | None
+    messages: Path | None
+    system_prompt: str | None
+    ignore_chat_template: bool
+
+    @property
+    def given(self) -> bool:
+        fields = (self.prompt, self.prompt_file, self.messages, self.system_prompt)
+        return any(x is not None for x in fields)
+
+    def metadata(self) -> dict[str, str]:
+        """What ``vkv generate`` must know about the prompt."""
+        return {PLAIN: "true"} if self.ignore_chat_template else {}
+
+    def check(self) -> None:
+        """Refuse what says nothing, or two things."""
+        sources = (self.prompt, self.prompt_file, self.messages)
+        if not self.given:
+            raise click.UsageError(
+                "no prompt: give --prompt, --prompt-file, --messages or --system-prompt."
+            )
+        if sum(x is not None for x in sources) > 1:
+            raise click.UsageError("give one of --prompt, --prompt-file and --messages.")
+        if self.messages is not None and self.system_prompt is not None:
+            raise click.UsageError("--messages holds the system prompt: leave --system-prompt out.")
+        if self.ignore_chat_template and (self.messages or self.system_prompt is not None):
+            raise click.UsageError("--ignore-chat-template goes with --prompt or --prompt-file.")
+        if sum(str(x) == "-" for x in (*sources, self.system_prompt)) > 1:
+            raise click.UsageError("only one of the options that hold the prompt can be stdin.")
+
+    def tokens(self, read: Messages, tokenizer: Any) -> list[int]:
+        """The prompt's token ids."""
+        from vkv.caches import chat
+
+        if not self.ignore_chat_template and tokenizer.has_chat_template:
+            return chat.opening(tokenizer, read)
+        if len(read) > 1 or read[0]["role"] != "user":
+            raise VkvError("the tokenizer has no chat template: give --prompt or --prompt-file")
+        return list(tokenizer.encode(read[0]["content"]))
+
+    def read(self) -> Messages:
+        """The conversation, read from the command line, stdin and files.
+
+        Raises:
+            click.UsageError: The options say nothing, or two things.
+            VkvError: A file does not hold what it should.
+        """
+        self.check()
+        if self.messages is not None:
+            return _conversation(self.messages)
+        found = []
+        if self.system_prompt is not None:
+            found.append({"role": "system", "content": self._system()})
+        if self.prompt is not None or self.prompt_file is not None:
+            found.append({"role": "user", "content": self._text()})
+        return found
+
+    def _system(self) -> str:
+        text = sys.stdin.read() if self.system_prompt == "-" else str(self.system_prompt)
+        return filled(text, "--system-prompt")
+
+    def _text(self) -> str:
+        if self.prompt_file is not None:
+            return filled(_text(self.prompt_file), str(self.prompt_file))
+        return filled(sys.stdin.read() if self.prompt == "-" else str(self.prompt), "--prompt")
+
+
+def filled(text: str, at: str) -> str:
+    """``text``, which says something.
+
+    Raises:
+        VkvError: It does not; ``at`` says whose it is.
+    """
+    if not text.strip():
+        raise VkvError("an empty prompt: there is nothing to compute", at=at)
+    return text
+
+
+def _text(path: Path) -> str:
+    if str(path) == "-":
+        return sys.stdin.read()
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise VkvError(f"byte {exc.start} is not UTF-8", at=str(path)) from None
+
+
+def _conversation(path: Path) -> Messages:
+    try:
+        found = json.loads(_text(path))
+    except (ValueError, RecursionError) as exc:
+        raise VkvError(f"not JSON: {exc}", at=str(path)) from None
+    if not isinstance(found, list) or not found:
+        raise VkvError("expected a JSON list of messages", at=str(path))
+    for i, message in enumerate(found):
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise VkvError(f"message {i} is not a map with role and content", at=str(path))
+    return found

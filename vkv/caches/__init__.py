@@ -1,0 +1,1 @@
+"""Live mlx-lm caches: saved, loaded, packed, resumed."""

@@ -1,0 +1,1 @@
+"""Learn the axes of `tc` once per model."""

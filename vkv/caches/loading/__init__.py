@@ -1,0 +1,1 @@
+"""Load a file as live caches, in one pass."""

@@ -1,0 +1,84 @@
+"""Whether the caches of a file are such as a live model makes and fills.
+
+An identity says which weights filled a cache, and a file may claim any. What the
+model itself makes of one token shows kinds, heads and widths, without computing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from vkv.caches.kinds import KINDS, cache_class
+from vkv.format.schema import Header, Layer
+
+#: Kind that a model makes -> others that take its place: bounded, quantized or trimmed ones.
+INSTEAD = {"kv": ("quantized", "rotating", "concatenate")}
+NAMES = ("keys", "values")
+#: Sentences.
+MOST = 4
+
+
+def differences(head: Header, model: Any) -> list[str]:
+    """What differs between the layers of a file and the caches of ``model``, in sentences."""
+    caches = _filled(model)
+    if len(head.layers) != len(caches):
+        return [f"{len(head.layers)} caches in the file, the model takes {len(caches)}"]
+    held = head.tokens is not None and head.tokens.count > 0
+    alike: dict[str, list[str]] = {}
+    for at, text in _compare(head.layers, caches, held):
+        alike.setdefault(text, []).append(at)
+    return [
+        f"layer {first}{f' and {len(more)} more' * bool(more)}: {text}"
+        for text, (first, *more) in list(alike.items())[:MOST]
+    ]
+
+
+def _filled(model: Any) -> list[Any]:
+    """Caches as the model makes them, with one token in each that it fills, not computed."""
+    from mlx_lm.models.cache import make_prompt_cache
+
+    caches: list[Any] = make_prompt_cache(model)
+    try:
+        model(mx.array([[0]]), cache=caches)
+    except Exception:  # a model that takes more than tokens; its caches stay empty
+        return list(make_prompt_cache(model))
+    return caches
+
+
+def _compare(
+    layers: Sequence[Layer], caches: Sequence[Any], held: bool, at: str = ""
+) -> Iterator[tuple[str, str]]:
+    for i, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
+        kind = next((k for k in KINDS.values() if type(cache) is cache_class(k)), None)
+        if kind is None:
+            continue
+        if layer.kind not in (kind.name, *INSTEAD.get(kind.name, ())):
+            yield f"{at}{i}", _both(f"kind {layer.kind}", kind.name)
+        elif kind.name != "list":
+            if differs := _rows(layer, cache, held):
+                yield f"{at}{i}", differs
+        elif len(layer.children) != len(cache.caches):
+            yield f"{at}{i}", _both(f"{len(layer.children)} caches", str(len(cache.caches)))
+        else:
+            yield from _compare(layer.children, cache.caches, held, f"{at}{i}.")
+
+
+def _both(stored: str, live: str) -> str:
+    return f"{stored} in the file, {live} in the model"
+
+
+def _rows(layer: Layer, cache: Any, held: bool) -> str | None:
+    """Heads and widths of keys and values, where the model has filled some."""
+    want = [getattr(cache, name, None) for name in NAMES]
+    shapes = [x.shape for x in want if isinstance(x, mx.array) and x.ndim == 4]
+    have = [layer.tensors[name].shape for name in NAMES if name in layer.tensors]
+    if len(shapes) != len(NAMES) or not layer.tensors:
+        empty = held and len(shapes) == len(NAMES)
+        return _both("nothing", "something") if empty else None
+    if any(len(shape) != 4 for shape in have) or len(have) != len(NAMES):
+        return None  # L4 says more
+    texts = [f"{x[1]} KV heads of {x[3]} and {y[3]} channels" for x, y in (have, shapes)]
+    return None if texts[0] == texts[1] else _both(*texts)

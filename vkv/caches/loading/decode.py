@@ -1,0 +1,47 @@
+"""Stored tensors of a layer to arrays: segments decoded, rotated forward, joined."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from vkv.arrays.cache_file import CacheFile
+from vkv.caches.rope import rotate
+from vkv.codecs.protocol import DTYPES
+from vkv.format.positions import Spans, ring_positions
+from vkv.format.schema import Layer
+
+
+def positions(layer: Layer, rows: int) -> Spans:
+    """Absolute position of each row of a layer's keys, in storage order."""
+    s = layer.scalars
+    if layer.kind == "rotating":
+        return ring_positions(rows, s["offset"], s["keep"], s["idx"])
+    first = s.get("start", 0) if layer.kind == "chunked" else 0
+    return Spans([range(first, first + rows)])
+
+
+def decode_segment(
+    file: CacheFile, layer: Layer, name: str, index: int, start: int, at: str
+) -> mx.array:
+    """Segment ``index`` of tensor ``name``, whose first row is row ``start`` of the tensor.
+
+    Raises:
+        VkvError: As ``CacheFile.parts``; the message starts with ``at``.
+    """
+    tensor = layer.tensors[name]
+    segment = tensor.segments[index]
+    x = file.decode_segment(tensor, index, f"{at}.{name}.segments[{index}]")
+    if segment.rope is None:
+        return x
+    where = positions(layer, tensor.shape[-2])[start : start + x.shape[-2]]
+    rope = file.header.ropes[segment.rope]
+    return rotate(x, rope, where, dtype=DTYPES[tensor.dtype])
+
+
+def decode(file: CacheFile, layer: Layer, name: str, at: str) -> mx.array:
+    """Tensor ``name`` of ``layer``, whole. Raises as ``decode_segment``."""
+    pieces, start = [], 0
+    for index, segment in enumerate(layer.tensors[name].segments):
+        pieces.append(decode_segment(file, layer, name, index, start, at))
+        start += segment.tokens or 0
+    return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)

@@ -1,0 +1,1 @@
+"""Live caches that hold the compressed bytes."""

@@ -1,0 +1,1 @@
+"""Save live caches: snapshot, tensor plan, encoded tensor, file."""

@@ -1,0 +1,1 @@
+"""Kernels that several codecs share, and the device they run on."""

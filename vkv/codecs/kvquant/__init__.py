@@ -1,0 +1,1 @@
+"""Codec `kvquant`: non-uniform levels, sparse outliers, exact sinks."""

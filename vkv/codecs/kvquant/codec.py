@@ -1,0 +1,334 @@
+"""``kvquant``: non-uniform levels, with the few farthest elements kept exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar, Self
+
+import mlx.core as mx
+import numpy as np
+
+from vkv.codecs.bits import pack, words
+from vkv.codecs.kernels import cuda as kernels_cuda
+from vkv.codecs.kernels.device import on_cuda
+from vkv.codecs.kvquant import fitting as fit
+from vkv.codecs.kvquant import levels as nuq
+from vkv.codecs.kvquant import outliers
+from vkv.codecs.protocol import (
+    FLOATS,
+    NAMES,
+    Layout,
+    Options,
+    Parts,
+    check_choice,
+    check_layout,
+    finite,
+)
+from vkv.errors import CodecError
+
+#: Outliers are placed by 32-bit integers.
+MAX_ELEMENTS = (1 << 31) - 1
+#: Tokens per level that a fit needs. Of levels frozen on fewer, later keys leave the
+#: range so often that their outliers cost more than the codes.
+TOKENS_PER_LEVEL = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvQuant:
+    """Codes that index ``L = 2**bits`` fitted levels; the outliers apart in float16.
+
+    With ``c = codes[b, h, t, d]``, what is not an outlier is::
+
+        table="channel"   x = levels[b, h, d, c]
+        table="token"     x = levels[b, h, t, c]
+        table="shared"    x = s * (levels[c] + offsets[b, h, t] / 64)
+                          s = 2**(scales // 8 - 15) * (1 + scales % 8 / 8); 0 if scales = 0
+
+    For ``x`` of shape ``(B, H, T, D)`` (batch, KV heads, tokens, head dim):
+
+    ========  =====  ====================  ==================================
+    part      dtype  shape                 meaning
+    ========  =====  ====================  ==================================
+    codes     U32    (B, H, T, W)          packed, low bits first, a row a token
+    levels    F16    (B, H, D, L)          table="channel": ascending
+    levels    F16    (B, H, T, L)          table="token": ascending
+    levels    F16    (L,)                  table="shared": ascending
+    bounds    F16    (B, H, D, 2)          table="channel": later tokens outside are outliers
+    scales    U8     (B, H, T)             table="shared": as above
+    offsets   I8     (B, H, T)             table="shared": as above
+    gaps      U8     (any,)                where the outliers are (``vkv.codecs.kvquant.outliers``)
+    outliers  F16    (any,)                their values
+    ========  =====  ====================  ==================================
+
+    With ``outlier_fraction`` 0 there are no ``bounds``, ``gaps`` and ``outliers``.
+
+    Args:
+        bits: Bits per code: 2, 3 or 4.
+        table: Whose levels: ``"channel"`` (keys), ``"shared"`` or ``"token"`` (values).
+        outlier_fraction: Share kept exactly of each channel (``table="channel"``) or of
+            each token over all heads, to the nearest whole number; less than 0.5.
+        selection: ``"two_sided"``: the farthest from the mean (of the channel, or of the
+            token in its head). ``"magnitude"``: the largest.
+        lloyd_iters: Sweeps of the fit, 0 to 100.
+        refit_interval: Tokens after which a live cache fits new key levels, below 2^31; 0: never.
+        n_sink: Leading tokens of the sequence stored raw and left out of every fit, below 2^31.
+        pre_rope: Keys are rotated back before they come here.
+
+    Raises:
+        CodecError: A parameter is outside its set or range (rule Q1).
+
+    Source: KVQuant, arXiv 2401.18079; ``spec/v1/codecs/kvquant.md``.
+    """
+
+    id: ClassVar[str] = "kvquant"
+    version: ClassVar[int] = 1
+    roles: ClassVar[dict[str, str]] = {
+        "codes": "payload",
+        "levels": "table",
+        "bounds": "table",
+        "scales": "metadata",
+        "offsets": "metadata",
+        "gaps": "outlier",
+        "outliers": "outlier",
+    }
+    examples: ClassVar[tuple[str, ...]] = (
+        "kvquant:bits=2",
+        "kvquant:bits=3",
+        "kvquant:bits=4",
+        "kvquant:bits=3,table=token,selection=magnitude,pre_rope=false",
+    )
+
+    bits: int = 3
+    table: str = "channel"
+    outlier_fraction: float = 0.01
+    selection: str = "two_sided"
+    lloyd_iters: int = 8
+    refit_interval: int = 0
+    n_sink: int = 1
+    pre_rope: bool = True
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            check_choice(f"kvquant.{name}", getattr(self, name), allowed, "Q1")
+        for name, (kind, stop) in _RANGES.items():
+            value = getattr(self, name)
+            if type(value) is not type(stop) or not 0 <= value < stop:
+                raise CodecError(
+                    f"{value!r} is not {kind} from 0 to below {stop}",
+                    rule="Q1",
+                    at=f"kvquant.{name}",
+                )
+
+    @classmethod
+    def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
+        """Keys have a table per channel, values the ``table`` asked for."""
+        asked = cls(**{"table": "shared", **options})  # type: ignore[arg-type]  # checked when built
+        return replace(asked, **({"table": "channel"} if tensor == "keys" else {"pre_rope": False}))
+
+    @property
+    def levels(self) -> int:
+        """``L``, the levels of one table."""
+        return 1 << self.bits
+
+    @property
+    def min_tokens(self) -> int:
+        """Tokens that a fit needs; a segment that takes over earlier tables needs none."""
+        return 1 if self.table == "token" else TOKENS_PER_LEVEL * self.levels
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the parts that later segments take over."""
+        if self.table == "token":
+            return ()
+        return ("levels", "bounds") if self.table == "channel" and self.sparse else ("levels",)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether there are outliers."""
+        return self.outlier_fraction > 0
+
+    def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
+        if NAMES.get(dtype) not in FLOATS:
+            return f"dtype {dtype} is not F16, BF16 or F32"
+        if len(shape) != 4:
+            return f"shape {shape} is not (B, H, T, D)"
+        if not 0 < prod(shape) <= MAX_ELEMENTS:
+            return f"{prod(shape)} elements, expected 1 to {MAX_ELEMENTS}"
+        return None
+
+    def span(self, tokens: int, start: int) -> tuple[int, int]:
+        """Sinks are the first tokens of a sequence; fewer than ``min_tokens`` stay raw."""
+        lead = min(self.n_sink, tokens) if start == 0 else 0
+        return lead, tokens - lead if tokens - lead >= self.min_tokens else 0
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Dtype and shape of each part for an ``x`` of the given shape (rule Q2)."""
+        if reason := self.refuses(shape, mx.float32):
+            raise CodecError(reason, rule="Q2", at="kvquant")
+        batch, heads, tokens, dim = shape
+        owners = {"channel": (batch, heads, dim), "token": (batch, heads, tokens), "shared": ()}
+        parts: Layout = {
+            "codes": ("U32", (batch, heads, tokens, words(dim, self.bits))),
+            "levels": ("F16", (*owners[self.table], self.levels)),
+        }
+        if self.table == "shared":
+            parts["scales"] = ("U8", (batch, heads, tokens))
+            parts["offsets"] = ("I8", (batch, heads, tokens))
+        if self.sparse:
+            parts["gaps"] = ("U8", (None,))
+            parts["outliers"] = ("F16", (None,))
+            if self.table == "channel":
+                parts["bounds"] = ("F16", (batch, heads, dim, 2))
+        return parts
+
+    def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
+        """Form (K3), levels (Q4), bounds (Q5), the list of outliers (Q6, Q7)."""
+        check_layout(self, parts, shape)
+        levels = parts["levels"]
+        if not (finite(levels) and _ascends(levels)):
+            raise CodecError("expected finite and ascending values", rule="Q4", at="levels")
+        bounds = parts.get("bounds")
+        if bounds is not None and not (finite(bounds) and _ascends(bounds)):
+            raise CodecError("expected finite pairs, low then high", rule="Q5", at="bounds")
+        if "gaps" in parts:
+            outliers.validate(parts["gaps"], parts["outliers"], prod(shape))
+
+    def encode(self, x: mx.array, importance: mx.array | None = None) -> Parts:
+        """Fit, select and code ``x``.
+
+        Args:
+            x: ``(B, H, T, D)``, finite, at most 65504 in magnitude.
+            importance: Weight of each element's squared error in the fit of the levels
+                (the Fisher term of the paper's Eq. 1), not negative, broadcastable to ``x``.
+
+        Raises:
+            CodecError: The shape is refused (Q2), or a value does not fit float16 (Q8).
+        """
+        self.layout(x.shape)
+        data, weights = _floats(x, "x"), None
+        if importance is not None:
+            weights = np.broadcast_to(_floats(importance, "importance", 0), data.shape)
+        how = {"channel": fit.by_channel, "token": fit.by_token, "shared": fit.shared}
+        return self._parts(x, how[self.table](data, self._recipe, weights), {})
+
+    def encode_with(self, x: mx.array, earlier: Parts) -> Parts:
+        """Code tokens that follow an earlier segment, with its tables.
+
+        Args:
+            x: ``(B, H, T, D)``, any number of tokens.
+            earlier: Parts of that segment; those named in ``tables`` become parts of this one.
+
+        Raises:
+            CodecError: The shape is refused (Q2), or a value does not fit float16 (Q8).
+        """
+        self.layout(x.shape)
+        if self.table == "token":
+            return self.encode(x)
+        data, levels = _floats(x, "x"), np.array(earlier["levels"])
+        if self.table == "shared":
+            coded = fit.with_levels(data, self._recipe, levels)
+        else:
+            bounds = np.array(earlier["bounds"]) if self.sparse else None
+            coded = fit.with_bounds(data, levels, bounds)
+        return self._parts(x, coded, {name: earlier[name] for name in self.tables})
+
+    def refit(self, x: mx.array, importance: mx.array | None = None) -> Parts:
+        """Tables for ``encode_with``, fitted to the tokens a live cache holds."""
+        parts = self.encode(x, importance)
+        return {name: parts[name] for name in self.tables}
+
+    @property
+    def _recipe(self) -> fit.Recipe:
+        centred = self.selection == "two_sided"
+        return fit.Recipe(self.levels, self.outlier_fraction, centred, self.lloyd_iters)
+
+    def _parts(self, x: mx.array, coded: fit.Coded, held: Parts) -> Parts:
+        parts = {**held, **{name: mx.array(part) for name, part in coded.parts.items()}}
+        parts["codes"] = pack(mx.array(coded.codes), self.bits)
+        if self.sparse:
+            parts["gaps"], parts["outliers"] = outliers.pack(coded.mask, x)
+        return parts
+
+    def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        fused = self.framed(parts, shape, dtype, kernels_cuda.ALONE)
+        return self.plain(parts, shape, dtype) if fused is None else fused
+
+    def framed(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, frame: kernels_cuda.Frame
+    ) -> mx.array | None:
+        """``decode`` with the exact tokens around them; ``None`` where that takes many passes."""
+        if not on_cuda():
+            return None
+        return kernels_cuda.kvquant(parts, shape, dtype, self.bits, self.table, frame)
+
+    def plain(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """``decode`` by plain operations."""
+        levels = parts["levels"]
+        if self.table == "channel":
+            dense = nuq.by_channel(parts["codes"], self.bits, levels.astype(dtype), shape)
+        else:
+            if self.table == "shared":
+                levels = nuq.scaled(levels, parts["scales"], parts["offsets"])
+            dense = nuq.by_token(parts["codes"], self.bits, levels.astype(dtype), shape)
+        return outliers.place(dense, parts["gaps"], parts["outliers"]) if "gaps" in parts else dense
+
+    def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
+        kept = dict(parts)
+        for name in self._by_token & parts.keys():
+            kept[name] = parts[name][:, :, :tokens]
+        if self.sparse:
+            elements = shape[0] * shape[1] * tokens * shape[3]
+            cut = outliers.prefix(parts["gaps"], parts["outliers"], elements)
+            kept["gaps"], kept["outliers"] = cut
+        return kept
+
+    def join(self, pieces: list[Parts]) -> Parts | None:
+        """Parts of consecutive segments as those of one; ``None`` if their tables differ."""
+        whole = dict(pieces[0])
+        for name in self.tables:
+            if not all(mx.array_equal(parts[name], whole[name]) for parts in pieces[1:]):
+                return None
+        for name in self._by_token & whole.keys():
+            whole[name] = mx.concatenate([parts[name] for parts in pieces], axis=2)
+        if self.sparse:
+            lists = [(parts["gaps"], parts["outliers"]) for parts in pieces]
+            whole["gaps"], whole["outliers"] = outliers.join(lists)
+        return whole
+
+    @property
+    def _by_token(self) -> set[str]:
+        """Names of the parts that have a token axis."""
+        return {"codes", "scales", "offsets"} | ({"levels"} if self.table == "token" else set())
+
+
+def _ascends(x: mx.array) -> bool:
+    """Whether no row of F16 ``x`` falls."""
+    return bool((x[..., 1:] >= x[..., :-1]).all())
+
+
+def _floats(
+    x: mx.array, at: str, low: float = -nuq.LARGEST
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    data = np.asarray(x.astype(mx.float32))
+    if not (data.min() >= low and data.max() <= nuq.LARGEST):  # NaN is neither
+        raise CodecError(
+            f"{data.min()} to {data.max()}, expected {low:g} to {nuq.LARGEST:g}",
+            rule="Q8",
+            at=f"kvquant.{at}",
+        )
+    return data
+
+
+_ALLOWED: dict[str, tuple[int | str | bool, ...]] = {
+    "bits": (2, 3, 4),
+    "table": ("channel", "shared", "token"),
+    "selection": ("two_sided", "magnitude"),
+    "pre_rope": (False, True),
+}
+_RANGES: dict[str, tuple[str, int | float]] = {
+    "outlier_fraction": ("a float", 0.5),
+    "lloyd_iters": ("an integer", 101),
+    "refit_interval": ("an integer", 1 << 31),
+    "n_sink": ("an integer", 1 << 31),
+}

@@ -1,0 +1,1 @@
+"""Codec `nsnquant`: Hadamard transform, then vector quantization."""

@@ -1,0 +1,310 @@
+"""``nsnquant``: normalize, shift, normalize, rotate; then one codebook for every model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from math import prod
+from typing import ClassVar, Self
+
+import mlx.core as mx
+import numpy as np
+
+from vkv.codecs.bits import words
+from vkv.codecs.kernels import cuda as kernels_cuda
+from vkv.codecs.kernels.device import on_cpu, on_cuda
+from vkv.codecs.nsnquant import codebooks, hadamard, kernels_cpu
+from vkv.codecs.nsnquant import transform as nsn
+from vkv.codecs.nsnquant.codebook_search import Search
+from vkv.codecs.protocol import NAMES, Layout, Options, Parts, check_choice, check_layout, finite
+from vkv.errors import CodecError
+
+#: Elements of one step on a CPU, so that what a step makes stays in its cache.
+ENCODE_STEP, DECODE_STEP = 1 << 20, 1 << 18
+#: On a GPU a step only bounds memory: about 40 bytes an element.
+GPU_STEP = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NSNQuant:
+    """Codes of 8-dim pieces of normalized tokens, window by window.
+
+    For token ``t`` of window ``w``, with ``H`` the normalized Hadamard transform::
+
+        x[t] = s1[t] * (s2[t] * H(code[t]) + o[w])
+
+    With ``x`` of shape ``(B, H, T, D)``, ``n = T / window`` and ``K x V`` for
+    ``codebook_size x subvector_dim``:
+
+    =========  =====  ===================  ===========================================
+    part       dtype  shape                meaning
+    =========  =====  ===================  ===========================================
+    codebook   F16    (K, V)               codewords; magnitudes when ``bits`` is 2
+    indices    U8     (B, H, T, D/V)       codeword of each piece
+    signs      U8     (B, H, T, D/8)       bit set: negative (only ``bits`` 2)
+    s2         F16    (B, H, T)            second scale
+    s1         F16    (B, H, T)            first scale (``metadata_bits`` 16)
+    o          F16    (B, H, n, D)         shift (``metadata_bits`` 16)
+    s1         U32    (B, H, n, window/8)  4-bit codes, packed (``metadata_bits`` 4)
+    s1_range   F16    (B, H, n, 2)         their scale and minimum
+    o          U32    (B, H, n, D/8)       4-bit codes, packed
+    o_range    F16    (B, H, n, D/32, 2)   their scale and minimum, of 32 channels
+    =========  =====  ===================  ===========================================
+
+    Args:
+        bits: Payload bits per element at V = 8: 2 (signs and magnitudes) or 1.
+        window: Tokens that share ``o``, 2 to 65536.
+        metadata_bits: 4 or 16, of ``s1`` and ``o``.
+        codebook_size: K, 2 to 256.
+        subvector_dim: V: 4, 8 or 16.
+        pre_rope: Keys are stored without their rotary embedding.
+        match: How codewords are trained and chosen: ``"euclidean"`` or ``"cosine"``.
+        fit: How ``s1`` and ``o`` are chosen. ``"nsn"``, as in the paper: the length of a
+            token, and the mean. ``"project"``: how much of the mean direction a token
+            holds, and the least squares fit.
+        fold: What ``s2`` is corrected for after coding: the ``"norm"`` of the token, the
+            ``"least"`` squared error, or an error ``"orthogonal"`` to the token.
+        seed: Of the codebook's training, 0 to 2^63 - 1. The last four matter to the encoder alone.
+
+    Raises:
+        CodecError: A parameter is outside its set (rule N1).
+
+    Source: NSNQuant, arXiv 2505.18231; ``spec/v1/codecs/nsnquant.md``.
+    """
+
+    id: ClassVar[str] = "nsnquant"
+    version: ClassVar[int] = 1
+    roles: ClassVar[dict[str, str]] = {
+        "codebook": "table",
+        "indices": "payload",
+        "signs": "payload",
+        "s2": "metadata",
+        "s1": "metadata",
+        "s1_range": "metadata",
+        "o": "metadata",
+        "o_range": "metadata",
+    }
+    examples: ClassVar[tuple[str, ...]] = (
+        "nsnquant:bits=2",
+        "nsnquant:bits=1,window=128",
+        "nsnquant:bits=2,match=cosine,metadata_bits=16,pre_rope=false",
+    )
+
+    bits: int = 2
+    window: int = 64
+    metadata_bits: int = 4
+    codebook_size: int = 256
+    subvector_dim: int = 8
+    pre_rope: bool = True
+    match: str = "euclidean"
+    fit: str = "project"
+    fold: str = "norm"
+    seed: int = 1234
+
+    def __post_init__(self) -> None:
+        for name, allowed in _ALLOWED.items():
+            check_choice(f"nsnquant.{name}", getattr(self, name), allowed, "N1")
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise CodecError(
+                    f"{value!r} is not an integer from {low} to {high}",
+                    rule="N1",
+                    at=f"nsnquant.{name}",
+                )
+
+    @classmethod
+    def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
+        if options.get("match") == "cosine":
+            options = {"fit": "nsn", **options}
+        if tensor != "keys":
+            options = {**options, "pre_rope": False}
+        return cls(**options)  # type: ignore[arg-type]  # checked when built
+
+    def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
+        if NAMES.get(dtype) not in ("F16", "BF16", "F32"):
+            return f"dtype {dtype} is not F16, BF16 or F32"
+        if len(shape) != 4:
+            return f"shape {shape} is not (B, H, T, D)"
+        dim = shape[-1]
+        if hadamard.order(dim) is None:
+            return f"head dim {dim} is not m * 2^k with m in {hadamard.ORDERS}"
+        multiple = max(nsn.GROUP if self.metadata_bits == 4 else 8, self.subvector_dim)
+        if dim % multiple:
+            return f"head dim {dim} is not a multiple of {multiple}"
+        return None
+
+    def span(self, tokens: int, start: int) -> tuple[int, int]:
+        return 0, tokens - tokens % self.window
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Dtype and shape of each part for an ``x`` of the given shape (rule N2)."""
+        if reason := self.refuses(shape, mx.float32):
+            raise CodecError(reason, rule="N2", at="nsnquant")
+        *lead, tokens, dim = shape
+        if tokens % self.window or not prod(shape):
+            raise CodecError(
+                f"shape {shape}, expected sizes above 0, and tokens in windows of {self.window}",
+                rule="N2",
+                at="nsnquant",
+            )
+        rows, windows = (*lead, tokens), (*lead, tokens // self.window)
+        return (
+            {"codebook": ("F16", (self.codebook_size, self.subvector_dim))}
+            | {"indices": ("U8", (*rows, dim // self.subvector_dim)), "s2": ("F16", rows)}
+            | ({"signs": ("U8", (*rows, dim // 8))} if self.bits == 2 else {})
+            | self._metadata_layout(rows, windows, dim)
+        )
+
+    def _metadata_layout(self, rows: tuple[int, ...], windows: tuple[int, ...], dim: int) -> Layout:
+        if self.metadata_bits == 16:
+            return {"s1": ("F16", rows), "o": ("F16", (*windows, dim))}
+        return {
+            "s1": ("U32", (*windows, words(self.window, 4))),
+            "s1_range": ("F16", (*windows, 2)),
+            "o": ("U32", (*windows, dim // 8)),
+            "o_range": ("F16", (*windows, dim // nsn.GROUP, 2)),
+        }
+
+    def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
+        """Check form (K3), finite scalars and codewords (N3), indices in range (N4)."""
+        check_layout(self, parts, shape)
+        if not prod(shape):
+            return
+        floats = {name: part for name, part in parts.items() if part.dtype == mx.float16}
+        if not finite(*floats.values()):
+            bad = next(name for name, part in floats.items() if not finite(part))
+            raise CodecError("found inf or NaN, expected finite values", rule="N3", at=bad)
+        top = 0 if self.codebook_size == 256 else int(parts["indices"].max())
+        if top >= self.codebook_size:
+            raise CodecError(
+                f"found index {top}, expected less than {self.codebook_size}",
+                rule="N4",
+                at="indices",
+            )
+
+    def encode(self, x: mx.array) -> Parts:
+        """Parts of whole windows; their bits do not depend on how many one call carries.
+
+        Raises:
+            CodecError: The shape is refused (N2), or a value is (N3).
+        """
+        layout = self.layout(x.shape)
+        rows, search = codebook(self.spec)
+        steps = self._prepared(x.reshape(-1, self.window, x.shape[-1]), search.magnitude)
+        done, ready = [], next(steps)
+        while ready is not None:
+            coming = next(steps, None)  # MLX works on it while this thread searches
+            done.append(nsn.code(ready, rows, search, self.fold))
+            mx.async_eval(done[-1])  # type: ignore[no-untyped-call]
+            ready = coming
+        return {"codebook": rows.astype(mx.float16)} | {
+            name: mx.concatenate([parts[name] for parts in done]).reshape(layout[name][1])
+            for name in done[0]
+        }
+
+    def _prepared(self, windows: mx.array, signs: bool) -> Iterator[nsn.Prepared | None]:
+        step = _step(ENCODE_STEP, windows[0].size)
+        for i in range(0, len(windows), step):
+            ready = nsn.prepare(
+                windows[i : i + step], signs=signs, fine=self.metadata_bits == 16, fit=self.fit
+            )
+            mx.async_eval(ready.z, ready.norms)  # type: ignore[no-untyped-call]
+            yield ready
+
+    @property
+    def spec(self) -> codebooks.Spec:
+        """The codebook that the encoder uses."""
+        return codebooks.Spec(
+            magnitude=self.bits == 2,
+            cosine=self.match == "cosine",
+            size=self.codebook_size,
+            dim=self.subvector_dim,
+            seed=self.seed,
+        )
+
+    def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        dim = shape[-1]
+        count = prod(shape) // (self.window * dim)
+        flat = {n: part.reshape(count, -1) for n, part in parts.items() if n != "codebook"}
+        if on_cpu() and kernels_cpu.fits(dim, self.subvector_dim):
+            scales = nsn.metadata(flat, window=self.window, dim=dim)
+            return kernels_cpu.decode(parts, *scales, shape, dtype)
+        fused = self.framed(parts, shape, dtype, kernels_cuda.ALONE)
+        if fused is not None:
+            return fused
+        rows = parts["codebook"].astype(mx.float32)
+        return self.plain(flat, rows, dim, dtype).reshape(shape)
+
+    def framed(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, frame: kernels_cuda.Frame
+    ) -> mx.array | None:
+        """``decode`` with the exact tokens around them; ``None`` where that takes many passes."""
+        if not on_cuda():
+            return None
+        return kernels_cuda.nsnquant(parts, shape, dtype, self.window, frame)
+
+    def plain(self, flat: Parts, codebook: mx.array, dim: int, dtype: mx.Dtype) -> mx.array:
+        """``nsn.decode``, a bounded number of windows at a time."""
+        count = len(flat["s2"])
+        decode = partial(nsn.decode, codebook=codebook, window=self.window, dim=dim, dtype=dtype)
+        step = _step(DECODE_STEP, self.window * dim)
+        windows = []
+        for i in range(0, count, step):
+            windows.append(decode({n: part[i : i + step] for n, part in flat.items()}))
+            mx.async_eval(windows[-1])  # type: ignore[no-untyped-call]  # a step at a time
+        return mx.concatenate(windows)
+
+    def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
+        if tokens % self.window:
+            return None
+        return self.select(parts, 0, tokens // self.window)
+
+    def select(self, parts: Parts, start: int, stop: int) -> Parts:
+        """Parts of windows ``start`` to ``stop - 1``."""
+        per_token = {"indices", "signs", "s2"} | ({"s1"} if self.metadata_bits == 16 else set())
+        out = dict(parts)
+        for name in parts.keys() - {"codebook"}:
+            unit = self.window if name in per_token else 1
+            out[name] = parts[name][:, :, start * unit : stop * unit]
+        return out
+
+    def join(self, pieces: list[Parts]) -> Parts | None:
+        """Parts of consecutive segments as those of one; ``None`` if codebooks differ."""
+        first = pieces[0]["codebook"]
+        if not all(mx.array_equal(parts["codebook"], first) for parts in pieces[1:]):
+            return None
+        names = pieces[0].keys() - {"codebook"}
+        joined = {n: mx.concatenate([p[n] for p in pieces], axis=2) for n in sorted(names)}
+        return {"codebook": first} | joined
+
+
+def _step(elements: int, window: int) -> int:
+    """Windows of one step."""
+    if not on_cpu():
+        elements = GPU_STEP
+    return max(1, elements // window)
+
+
+@cache
+def codebook(spec: codebooks.Spec) -> tuple[mx.array, Search]:
+    """The F32 codewords of ``spec`` and the search among them."""
+    rows = codebooks.load(spec).astype(np.float32)
+    return mx.array(rows), Search(rows, magnitude=spec.magnitude, cosine=spec.cosine)
+
+
+_ALLOWED: dict[str, tuple[object, ...]] = {
+    "bits": (2, 1),
+    "metadata_bits": (4, 16),
+    "subvector_dim": (4, 8, 16),
+    "pre_rope": (True, False),
+    "match": ("euclidean", "cosine"),
+    "fit": ("project", "nsn"),
+    "fold": ("norm", "least", "orthogonal"),
+}
+_RANGES: dict[str, tuple[int, int]] = {
+    "window": (2, 1 << 16),
+    "codebook_size": (2, 256),
+    "seed": (0, (1 << 63) - 1),
+}

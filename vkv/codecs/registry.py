@@ -1,0 +1,80 @@
+"""List the codecs, and parse the strings that name them.
+
+A codec string is ``name[:key=value,...]``, the same in Python and on the command
+line: ``raw``, ``affine:bits=4,group=32``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vkv.codecs.affine import Affine
+from vkv.codecs.kvquant.codec import KvQuant
+from vkv.codecs.nsnquant.codec import NSNQuant
+from vkv.codecs.protocol import Codec, Layout, Options, Parts, build, typed
+from vkv.codecs.raw import Raw
+from vkv.codecs.tc.codec import Tc
+from vkv.errors import CodecError, UnknownCodecError
+
+__all__ = ["CODECS", "Choice", "Codec", "Layout", "Parts", "parse", "resolve"]
+
+CODECS: dict[tuple[str, int], type[Codec]] = {
+    (c.id, c.version): c for c in (Affine, KvQuant, NSNQuant, Raw, Tc)
+}
+
+
+def newest() -> dict[str, int]:
+    """Codec ids and the newest version of each."""
+    return dict(sorted(CODECS))
+
+
+def resolve(codec: str, version: int, params: Options) -> Codec:
+    """The codec that a header names.
+
+    Raises:
+        UnknownCodecError: Not in the table (K1).
+        CodecError: Its parameters are refused (K2 and the codec's own).
+    """
+    if (codec, version) not in CODECS:
+        raise UnknownCodecError(codec, version, known=newest())
+    return build(CODECS[codec, version], params)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A codec that was asked for, before it meets a tensor."""
+
+    text: str
+    codec: type[Codec]
+    options: Options
+
+    def configure(self, tensor: str, dtype: str) -> Codec:
+        """The codec for ``"keys"`` or ``"values"`` of a safetensors dtype."""
+        return self.codec.configure(self.options, tensor, dtype)
+
+
+def parse(text: str) -> Choice:
+    """The codec that a codec string names, in its newest version.
+
+    Args:
+        text: ``name[:key=value,...]``.
+
+    Raises:
+        UnknownCodecError: No such codec (K1).
+        CodecError: Malformed, or an option is refused (K2 and the codec's own).
+    """
+    name, _, rest = text.strip().partition(":")
+    if name not in newest():
+        raise UnknownCodecError(name, 1, known=newest())
+    options: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not key or key in options:
+            raise CodecError(
+                f"{item!r} in {text!r}: expected key=value, each key once", rule="K2", at=name
+            )
+        options[key] = value
+    codec = CODECS[name, newest()[name]]
+    choice = Choice(text.strip(), codec, typed(codec, options))
+    choice.configure("keys", "F16")  # refuse bad values now, not at the first layer
+    return choice

@@ -1,0 +1,70 @@
+"""Whether segments are what their codecs make of them, told from the header alone."""
+
+from __future__ import annotations
+
+from vkv.codecs import registry
+from vkv.codecs.protocol import Codec, check_forms
+from vkv.errors import CodecError
+from vkv.format.layers import walk
+from vkv.format.schema import Header, Segment, Tensor
+
+#: Roles that the part of ``raw`` may have; those of other codecs have one each.
+RAW_ROLES = ("payload", "sink", "residual", "table")
+
+
+def fit(head: Header, segment: Segment, shape: tuple[int, ...]) -> Codec:
+    """The codec of a segment that covers ``shape``, before anything of it is read.
+
+    Args:
+        head: Of the file.
+        segment: One of its segments.
+        shape: Covered.
+
+    Raises:
+        UnknownCodecError: This build lacks the codec (K1).
+        CodecError: Parameters (K2), forms (K3) or roles (K5) are refused.
+    """
+    codec = registry.resolve(segment.codec, segment.version, segment.params)
+    stored = {part: head.tensors[name] for part, name in segment.parts.items()}
+    check_forms(codec.layout(shape), {part: (t.dtype, t.shape) for part, t in stored.items()})
+    for part, tensor in stored.items():
+        roles = RAW_ROLES if codec.id == "raw" else (codec.roles[part],)
+        if tensor.role not in roles:
+            found = f"role {tensor.role}, expected {' or '.join(roles)}"
+            raise CodecError(found, rule="K5", at=part)
+    return codec
+
+
+def check_rereads(head: Header) -> None:
+    """Parts that take long to read are not read over and over.
+
+    Raises:
+        CodecError: More of them is read again than the file has bytes (T23).
+    """
+    seen: set[object] = set()
+    again = 0
+    for _, layer in walk(head.layers):
+        for tensor in layer.tensors.values():
+            for name in _reads(tensor):
+                stored = head.tensors[name]
+                key = (stored.file, stored.digest)
+                again += stored.nbytes if key in seen else 0
+                seen.add(key)
+    own = sum(stored.nbytes for stored in head.tensors.values() if stored.file is None)
+    if again > own:
+        raise CodecError(
+            f"{again} bytes of bases are read again, expected at most the {own} of the file",
+            rule="T23",
+            at="layers",
+        )
+
+
+def _reads(tensor: Tensor) -> list[str]:
+    """Names of the costly parts of a tensor's segments; one after the same one is not read."""
+    found: list[str] = []
+    for segment in tensor.segments:
+        codec = registry.CODECS.get((segment.codec, segment.version))
+        name = segment.parts.get(getattr(codec, "costly", ""))
+        if name is not None and found[-1:] != [name]:
+            found.append(name)
+    return found

@@ -1,0 +1,1 @@
+"""Codec `tc`: transform coding with an entropy coder."""

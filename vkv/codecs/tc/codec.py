@@ -1,0 +1,214 @@
+"""``tc``: transform coding, for files that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar, Self
+
+import mlx.core as mx
+
+from vkv.codecs.protocol import (
+    FLOATS,
+    NAMES,
+    Layout,
+    Options,
+    Parts,
+    Piece,
+    Planned,
+    check_choice,
+    check_layout,
+)
+from vkv.codecs.raw import Raw
+from vkv.codecs.tc import blocks as tc_blocks
+from vkv.codecs.tc import rate_plan
+from vkv.codecs.tc.coder import Coded, Coder, solve
+from vkv.errors import CodecError
+
+#: Some 2.3 bits.
+STEP = 0.6
+#: Step of values over that of keys: at equal bits it hurts the model least.
+VALUES = 0.5
+#: Fewer tokens are not worth their tables.
+MIN_TOKENS = 64
+#: An array of bytes that is a basis (``tc_basis``).
+BasisBytes = mx.array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tc:
+    """Integers on principal axes, entropy-coded.
+
+    For token ``t``, with the ``n = H * D`` channels of all heads in one row (or of each
+    head in a row of its own)::
+
+        x[t] = mean + sum over j of (step * factor[j] * q[j, t]) * basis[j]
+
+    With ``x`` of shape ``(B, H, T, D)``, G groups of R components:
+
+    ==========  =====  ========  ===================================================
+    part        dtype  shape     meaning
+    ==========  =====  ========  ===================================================
+    codes       U8     (bytes,)  step F32, width of q U32 (2 or 4), then the chunks
+    components  U8     (G*R, 2)  chunk of each component (255: none) and its factor
+    mean        F16    (H, D)    mean over the tokens
+    basis       U8     (bytes,)  the axes (``tc_basis``); empty: the channels
+    ==========  =====  ========  ===================================================
+
+    Args:
+        step: Step of the integers, in deviations of the tensor about its channel means;
+            with a basis, in units of its rows; 1e-6 to 1e6. ``configure`` halves it for values.
+        bits: Bits per element to find the step for, all parts of this codec in, and for
+            ``plan`` all else of the file too; up to 16; 0: none.
+        axes: ``"joint"`` (over all KV heads), ``"head"``, ``"none"``, or ``"auto"``: the
+            cheapest of them.
+        n_sink: Leading tokens that are kept raw, 0 to 65536.
+        tail: Last tokens that are kept raw, 0 to 65536.
+        pre_rope: Keys are stored without their rotary embedding.
+
+    Raises:
+        CodecError: A parameter is outside its range (rule T1).
+
+    Source: KVTC, arXiv 2511.01815; ``spec/v1/codecs/tc.md``.
+    """
+
+    id: ClassVar[str] = "tc"
+    version: ClassVar[int] = 1
+    roles: ClassVar[dict[str, str]] = {
+        "codes": "payload",
+        "components": "metadata",
+        "mean": "metadata",
+        "basis": "table",
+    }
+    examples: ClassVar[tuple[str, ...]] = tuple(
+        f"tc:bits={bits}" for bits in ("1", "1.4", "1.7", "2", "2.3", "3", "4")
+    )
+
+    #: Reading it costs far more than its bytes, each time (T23).
+    costly: ClassVar[str] = "basis"
+
+    step: float = STEP
+    bits: float = 0.0
+    axes: str = "auto"
+    n_sink: int = 4
+    tail: int = 0
+    pre_rope: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("tc.axes", self.axes, ("auto", "none", "head", "joint"), "T1")
+        check_choice("tc.pre_rope", self.pre_rope, (True, False), "T1")
+        for name, low, high in (("step", 1e-6, 1e6), ("bits", 0.0, 16.0)):
+            value = getattr(self, name)
+            good = type(value) is float and low <= value <= high
+            _check(name, good, value, f"a number from {low} to {high}")
+        for name in ("n_sink", "tail"):
+            value = getattr(self, name)
+            _check(name, type(value) is int and 0 <= value <= 1 << 16, value, "from 0 to 65536")
+
+    @classmethod
+    def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
+        if tensor != "keys":
+            step = float(options.get("step", STEP)) * VALUES
+            options = {**options, "pre_rope": False, "step": step}
+        numbers = {n: float(v) for n, v in options.items() if n in ("step", "bits")}
+        return cls(**{**options, **numbers})  # type: ignore[arg-type]  # checked when built
+
+    def plan(
+        self,
+        pieces: Sequence[Piece],
+        overhead: int = 0,
+        *,
+        weights_of: Sequence[float] | None = None,
+    ) -> list[Planned]:
+        """Choose a step for each tensor, so that together they hurt the model least.
+
+        Args:
+            pieces: The tensors of all layers.
+            overhead: Bytes of the file that are not in the tensors.
+            weights_of: As ``rate_plan.plan`` takes them.
+        """
+        spans = [self.span(p.x.shape[-2], p.start) for p in pieces]
+        rate = rate_plan.Rate(self.bits, self.step, self.axes)
+        found = rate_plan.plan(pieces, spans, rate, weights_of=weights_of, overhead=overhead)
+        return [self._planned(*each) for each in zip(pieces, found, strict=True)]
+
+    def _planned(self, piece: Piece, found: rate_plan.Allocated) -> Planned:
+        if found.parts is None:
+            return Planned(Raw(dtype=NAMES[piece.x.dtype]), None, found.note)
+        pre_rope = self.pre_rope and piece.keys
+        codec = replace(self, bits=0.0, step=found.step, pre_rope=pre_rope)
+        return Planned(codec, found.parts)
+
+    def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
+        if NAMES.get(dtype) not in FLOATS:
+            return f"dtype {dtype} is not F16, BF16 or F32"
+        if len(shape) != 4:
+            return f"shape {shape} is not (B, H, T, D)"
+        return None
+
+    def span(self, tokens: int, start: int) -> tuple[int, int]:
+        lead = min(self.n_sink, tokens) if start == 0 else 0
+        body = tokens - lead - self.tail
+        return (lead, body) if body >= MIN_TOKENS else (0, 0)
+
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """Dtype and shape of each part for an ``x`` of the given shape (rule T2)."""
+        if len(shape) != 4 or not prod(shape):
+            raise CodecError(
+                f"shape {shape}, expected (B, H, T, D) with sizes above 0", rule="T2", at="tc"
+            )
+        return {
+            "codes": ("U8", (None,)),
+            "components": ("U8", (None, 2)),
+            "mean": ("F16", (shape[1], shape[3])),
+            "basis": ("U8", (None,)),
+        }
+
+    def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
+        """Check form (K3) and all values but those inside the chunks, which ``decode`` checks."""
+        check_layout(self, parts, shape)
+        if not mx.isfinite(parts["mean"]).all():
+            raise CodecError("found inf or NaN, expected finite values", rule="T3", at="mean")
+        tc_blocks.read(parts, shape)
+
+    def encode(self, x: mx.array, basis: BasisBytes | None = None) -> Parts:
+        """Parts of ``x``, in axes of its own or in those of ``basis``.
+
+        Raises:
+            CodecError: The shape is refused (T2), a value is not finite (T3), the
+                integers do not fit (T4), or ``basis`` is broken (T20 on).
+        """
+        layout = self.layout(x.shape)
+        coder = Coder(x, self.axes, basis)
+        if self.bits:
+
+            def trial(step: float) -> tuple[float, list[Coded]]:
+                coded = coder.code(step)
+                return 8 * coded.nbytes, [coded]
+
+            (coded,) = solve(coder.estimate, trial, self.bits * x.size)
+        else:
+            coded = coder.code(self.step)
+        return {name: coded.parts[name] for name in layout}
+
+    def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        """Parts to an array of ``shape`` and ``dtype``.
+
+        Raises:
+            CodecError: A chunk does not hold what it must (T13).
+        """
+        blocks = tc_blocks.read(parts, shape)
+        return tc_blocks.dequantize(blocks, parts["mean"], shape).astype(dtype)
+
+    def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
+        """The same integers, of fewer tokens, coded anew: no error is added."""
+        return {**parts, "codes": tc_blocks.cut(tc_blocks.read(parts, shape), shape, tokens)}
+
+    def join(self, pieces: list[Parts]) -> Parts | None:
+        return None
+
+
+def _check(name: str, good: bool, value: object, expected: str) -> None:
+    if not good:
+        raise CodecError(f"{value!r} is not {expected}", rule="T1", at=f"tc.{name}")

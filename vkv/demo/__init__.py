@@ -1,0 +1,1 @@
+"""The demo model, made from a package of the index."""

@@ -1,0 +1,137 @@
+"""Write a strict safetensors container: fixed layout, digests, threads.
+
+The rules are those of ``vkv.format.container``, which reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
+from typing import Any, Protocol
+
+from blake3 import blake3
+
+from vkv.errors import ContainerError
+from vkv.format.container import HEADER, MAX_JSON, METADATA
+from vkv.format.limits import ALIGN
+from vkv.format.schema import ITEMSIZE
+from vkv.sources.base import READ_CHUNK, Buffer
+
+
+class Pieces(Protocol):
+    """Bytes that come piece by piece, in whichever thread goes through them."""
+
+    nbytes: int
+
+    def __iter__(self) -> Iterator[memoryview]: ...
+
+
+def digest(data: Buffer, threads: int = 1) -> bytes:
+    """BLAKE3 of ``data``, 32 bytes."""
+    return blake3(data, max_threads=threads).digest()
+
+
+Form = tuple[str, str, tuple[int, ...]]
+
+
+def frame(forms: Iterable[Form]) -> bytes:
+    """The length and JSON of a container holding tensors ``(name, dtype, shape)`` in this order."""
+    table: dict[str, Any] = {"__metadata__": METADATA}
+    at = 0
+    for name, dtype, shape in forms:
+        stop = at + prod(shape) * ITEMSIZE[dtype]
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, stop]}
+        at = stop
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode()
+    text += b" " * (-(8 + len(text)) % ALIGN)
+    if len(text) > MAX_JSON:
+        raise ContainerError(
+            f"JSON header of {len(text)} bytes, the limit is {MAX_JSON}", rule="C2"
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_all(fd: int, data: Buffer, offset: int) -> None:
+    """``pwrite`` until all is written; the kernel takes at most 2 GiB a call."""
+    view = memoryview(data).cast("B")
+    done = 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done : done + READ_CHUNK], offset + done)
+
+
+#: Tensors in flight between the thread that makes them and those that hash and write. A GPU's
+#: memory reaches the host page by page, so many threads must ask for it at once.
+IN_FLIGHT = max(4, min(16, os.cpu_count() or 1))
+
+
+def write(
+    fd: int,
+    tensors: list[tuple[Form, Callable[[], Buffer | Pieces]]],
+    header: Callable[[list[bytes]], bytes],
+) -> None:
+    """Write a whole container to an empty file.
+
+    Hashing and writing run in threads beside ``load``; at most ``IN_FLIGHT`` tensors
+    are held at a time.
+
+    Args:
+        fd: Descriptor open for writing.
+        tensors: Name, dtype and shape of each tensor after the header, and a call
+            that returns its bytes; called once, in order, in the calling thread.
+        header: Given the digests of the tensors, the bytes of ``vkv.header``. Called
+            first with zeros, to learn the length, which must not depend on them.
+
+    Raises:
+        ContainerError: A tensor has another size than its form (C5), or the table
+            is too large (C2).
+        OSError: The file cannot be written.
+    """
+    blank = header([bytes(32)] * len(tensors))
+    head = frame([(HEADER, "U8", (len(blank),)), *(form for form, _ in tensors)])
+    at = len(head) + len(blank)
+    digests: list[Future[bytes]] = []
+    with ThreadPoolExecutor(min(IN_FLIGHT, os.cpu_count() or 1), "vkv-write") as pool:
+        for i, ((name, dtype, shape), load) in enumerate(tensors):
+            if i >= IN_FLIGHT:
+                digests[i - IN_FLIGHT].result()
+            data = pieces(load())
+            expected = prod(shape) * ITEMSIZE[dtype]
+            if data.nbytes != expected:
+                raise ContainerError(
+                    f"{data.nbytes} bytes, expected {expected}", rule="C5", at=name
+                )
+            digests.append(pool.submit(_put, fd, data, at))
+            at += data.nbytes
+            del data
+    full = header([future.result() for future in digests])
+    if len(full) != len(blank):
+        raise ContainerError("header changed its length with the digests", rule="C7", at=HEADER)
+    write_all(fd, head + full, 0)
+
+
+def pieces(data: Buffer | Pieces) -> Pieces:
+    """``data``, if it comes in pieces, or a buffer as its only one."""
+    return _Whole(data) if isinstance(data, Buffer) else data
+
+
+class _Whole:
+    """A buffer as its only piece."""
+
+    def __init__(self, data: Buffer):
+        self._data = memoryview(data).cast("B")
+        self.nbytes = len(self._data)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield self._data
+
+
+def _put(fd: int, data: Pieces, offset: int) -> bytes:
+    state = blake3()
+    for piece in data:
+        write_all(fd, piece, offset)
+        state.update(piece)
+        offset += len(piece)
+    return state.digest()

@@ -1,0 +1,195 @@
+"""What a stored layer of each kind must look like (rules L3 to L6). No MLX."""
+
+from __future__ import annotations
+
+from vkv.errors import CacheError, CodecError
+from vkv.format.layers import walk
+from vkv.format.limits import MAX_DEPTH
+from vkv.format.schema import ITEMSIZE, Header, Layer, Tensor
+
+#: Kind -> names of its scalars.
+SCALARS: dict[str, tuple[str, ...]] = {
+    "kv": ("offset",),
+    "concatenate": ("offset",),
+    "quantized": ("offset", "bits", "group_size"),
+    "rotating": ("offset", "keep", "max_size", "idx"),
+    "chunked": ("offset", "chunk_size", "start"),
+    "arrays": ("size",),
+    "list": (),
+}
+#: What ``mx.quantize`` takes.
+BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
+#: What a codec other than ``raw`` decodes to.
+FLOATS = ("F16", "BF16", "F32")
+#: Slots of a recurrent cache; models use a handful.
+MAX_SLOTS = 64
+
+
+def is_basis(header: Header) -> bool:
+    """Whether a file holds tables for others, and no cache."""
+    return bool(header.tables) and not header.layers
+
+
+def check_cache(header: Header) -> None:
+    """Refuse a file that holds no cache (rule L9).
+
+    Raises:
+        CacheError: It holds tables alone.
+    """
+    if is_basis(header):
+        raise CacheError(
+            "holds tables for other files, expected a cache; it goes to vkv.save as basis",
+            rule="L9",
+        )
+
+
+def check_layers(header: Header) -> None:
+    """Check every layer of ``header`` (rules L3 to L6).
+
+    Raises:
+        CacheError: The first layer that breaks a rule, with its path.
+    """
+    for path, layer in walk(header.layers):
+        check_layer(layer, path)
+        tokens = header.tokens
+        offset = layer.scalars.get("offset")
+        if tokens is not None and offset is not None and offset not in (0, tokens.count):
+            text = f"holds {offset} tokens, but there are {tokens.count} token ids"
+            raise CacheError(text, rule="L6", at=path)
+
+
+def check_layer(layer: Layer, at: str) -> None:
+    """Check one layer's scalars, tensors and children."""
+    if layer.kind not in SCALARS:
+        known = ", ".join(sorted(SCALARS))
+        raise CacheError(f"unknown kind {layer.kind!r}; known are {known}", rule="L3", at=at)
+    for name in SCALARS[layer.kind]:
+        value = layer.scalars.get(name)
+        if type(value) is not int or not 0 <= value < 1 << 48:
+            raise CacheError(
+                f"scalar {name!r} is {value!r}, expected a whole number", rule="L3", at=at
+            )
+    if at.count("children") > MAX_DEPTH:
+        raise CacheError(f"nested deeper than {MAX_DEPTH} lists", rule="L3", at=at)
+    if layer.children and layer.kind != "list":
+        raise CacheError(f"a layer of kind {layer.kind!r} with children", rule="L3", at=at)
+    for name, tensor in sorted(layer.tensors.items()):
+        if name != "keys" and any(segment.rope is not None for segment in tensor.segments):
+            raise CacheError("rotated, but only keys are", rule="L4", at=f"{at}.{name}")
+        _check_dtypes(tensor, f"{at}.{name}")
+    _check_sizes(layer, at)
+    if layer.kind == "arrays":
+        _check_arrays(layer, at)
+    elif layer.kind == "list":
+        _check_names(layer, set(), at)
+    else:
+        _check_rows(layer, at)
+
+
+def _check_sizes(layer: Layer, at: str) -> None:
+    """Of what a cache divides by, or goes round in, even where it is empty."""
+    s = layer.scalars
+    if layer.kind == "quantized" and (s["bits"] not in BITS or s["group_size"] not in GROUPS):
+        found = f"{s['bits']} bits in groups of {s['group_size']}, expected {BITS} in {GROUPS}"
+        raise CacheError(found, rule="L3", at=at)
+    if layer.kind == "chunked" and s["chunk_size"] == 0:
+        raise CacheError("chunk_size 0, expected more", rule="L3", at=at)
+    if layer.kind == "rotating" and s["keep"] >= s["max_size"]:
+        found = f"keep {s['keep']} of max_size {s['max_size']}, expected less"
+        raise CacheError(found, rule="L5", at=at)
+
+
+def _check_dtypes(tensor: Tensor, at: str) -> None:
+    """``raw`` keeps the dtype (R2); all other codecs decode to floats (K3)."""
+    for i, segment in enumerate(tensor.segments):
+        own = segment.params.get("dtype", tensor.dtype) if segment.codec == "raw" else tensor.dtype
+        if own != tensor.dtype and own in ITEMSIZE:
+            found, rule = f"raw values of {own}, expected {tensor.dtype}", "R2"
+        elif segment.codec != "raw" and tensor.dtype not in FLOATS:
+            found, rule = f"{segment.codec} in a tensor of {tensor.dtype}, expected a float", "K3"
+        else:
+            continue
+        raise CodecError(found, rule=rule, at=f"{at}.segments[{i}]")
+
+
+def _check_arrays(layer: Layer, at: str) -> None:
+    size = layer.scalars["size"]
+    if size > MAX_SLOTS:
+        raise CacheError(f"{size} slots, the limit is {MAX_SLOTS}", rule="L3", at=at)
+    _check_names(layer, {*map(str, range(size)), "left_padding", "lengths"}, at)
+
+
+def _check_names(layer: Layer, allowed: set[str], at: str) -> None:
+    if unknown := sorted(layer.tensors.keys() - allowed):
+        raise CacheError(
+            f"tensor {unknown[0]!r} in a layer of kind {layer.kind!r}", rule="L4", at=at
+        )
+
+
+def _check_rows(layer: Layer, at: str) -> None:
+    """Keys and values: both or none, 4-D, alike but for the head dim, as long as promised."""
+    _check_names(layer, {"keys", "values"}, at)
+    rows = _expected_rows(layer, at)
+    if not layer.tensors and rows == 0:
+        return
+    if layer.tensors.keys() != {"keys", "values"}:
+        have = ", ".join(layer.tensors) or "no tensor"
+        raise CacheError(f"has {have}, expected keys and values", rule="L4", at=at)
+    for name, tensor in sorted(layer.tensors.items()):
+        if tensor.dtype not in FLOATS:
+            found = f"{tensor.dtype}, expected one of {', '.join(FLOATS)}"
+            raise CacheError(found, rule="L4", at=f"{at}.{name}")
+    keys, values = layer.tensors["keys"].shape, layer.tensors["values"].shape
+    if len(keys) != 4 or keys[:3] != values[:3] or len(values) != 4:
+        raise CacheError(
+            f"keys {keys} and values {values}, expected (B, H, T, D) alike but for D",
+            rule="L4",
+            at=at,
+        )
+    if (
+        0 in keys
+    ):  # an empty cache has no tensors; rows without elements would cost nothing to claim
+        raise CacheError(f"keys {keys}, expected sizes above 0", rule="L4", at=at)
+    if rows is not None and keys[2] != rows:
+        raise CacheError(f"{keys[2]} rows, its scalars say {rows}", rule="L5", at=at)
+    if layer.kind == "quantized":
+        _check_codes(layer, at)
+    if layer.kind == "rotating":
+        _check_ring(layer, keys[2], at)
+
+
+def _check_codes(layer: Layer, at: str) -> None:
+    """A quantized cache keeps the codes themselves: one run of them, in its own parameters."""
+    want = {"bits": layer.scalars["bits"], "group": layer.scalars["group_size"]}
+    for name, tensor in sorted(layer.tensors.items()):
+        first = tensor.segments[0]
+        have = {key: first.params.get(key) for key in want}
+        form = len(tensor.segments), first.codec, first.rope
+        if form != (1, "affine", None) or have != want or tensor.dtype != first.params.get("scale"):
+            raise CacheError(
+                f"{len(tensor.segments)} segments, the first of {first.codec} {have}; expected one "
+                f"of affine {want}, with scales in the tensor's dtype and no rope",
+                rule="L4",
+                at=f"{at}.{name}",
+            )
+
+
+def _expected_rows(layer: Layer, at: str) -> int | None:
+    offset = layer.scalars["offset"]
+    if layer.kind == "chunked":
+        if layer.scalars["start"] > offset:
+            raise CacheError(
+                f"starts at {layer.scalars['start']}, past its offset {offset}", rule="L5", at=at
+            )
+        return offset - layer.scalars["start"]
+    if layer.kind == "rotating":
+        return None if offset or layer.scalars["idx"] else 0
+    return offset
+
+
+def _check_ring(layer: Layer, rows: int, at: str) -> None:
+    s = layer.scalars
+    full = min(s["offset"], s["max_size"])
+    low = s["keep"] if rows < s["offset"] else rows
+    if not full <= rows <= s["offset"] or not low <= s["idx"] <= rows:
+        raise CacheError(f"{rows} rows do not fit a ring of {dict(s)}", rule="L5", at=at)

@@ -1,0 +1,41 @@
+"""Walk the layers and segments of a header."""
+
+from __future__ import annotations
+
+from vkv.format.schema import Header, Layer, Segment, Tensor
+
+
+def walk(layers: tuple[Layer, ...], at: str = "layers") -> list[tuple[str, Layer]]:
+    """Every layer and child with its path (``layers[3]``, ``layers[3].children[0]``), in order."""
+    found: list[tuple[str, Layer]] = []
+    for i, layer in enumerate(layers):
+        path = f"{at}[{i}]"
+        found.append((path, layer))
+        found += walk(layer.children, f"{path}.children")
+    return found
+
+
+def segments(header: Header) -> list[tuple[str, str, Tensor, Segment]]:
+    """Every segment as ``(path, tensor name, tensor, segment)``, in file order."""
+    return [
+        (f"{path}.{name}.segments[{i}]", name, tensor, segment)
+        for path, layer in walk(header.layers)
+        for name, tensor in sorted(layer.tensors.items())
+        for i, segment in enumerate(tensor.segments)
+    ]
+
+
+def segment_shape(tensor: Tensor, segment: Segment) -> tuple[int, ...]:
+    """Shape of the part of ``tensor`` that ``segment`` covers."""
+    if segment.tokens is None:
+        return tensor.shape
+    return (*tensor.shape[:-2], segment.tokens, tensor.shape[-1])
+
+
+def external_references(header: Header) -> dict[bytes, list[str]]:
+    """Other files that ``header`` stands on: id -> names of the tensors there."""
+    found: dict[bytes, list[str]] = {}
+    for name, stored in header.tensors.items():
+        if stored.file is not None:
+            found.setdefault(stored.file, []).append(name)
+    return found

@@ -1,0 +1,156 @@
+"""Define the fields of the msgpack header, as msgspec Structs. No codecs, no MLX.
+
+The rules on them are H1 to H11 of ``spec/v1/format.md``.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated
+
+import msgspec
+
+from vkv.format.limits import FEW, MANY, MAX_FREQS, MAX_TOKENS
+
+ITEMSIZE: dict[str, int] = {
+    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+
+#: What a stored tensor's bytes are spent on; the rows of the byte account.
+ROLES = ("payload", "table", "metadata", "outlier", "sink", "residual", "tokens")
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 48) - 1)]
+#: MLX counts sizes in 32 bits.
+Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=8)]
+Scalar = int | float | str | bool
+Many = msgspec.Meta(max_length=MANY)
+Few = msgspec.Meta(max_length=FEW)
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stored tensor: its role in the account, form and BLAKE3.
+
+    ``file`` is the id of another vkv file that holds it; without, it is in the container.
+    """
+
+    role: Name
+    dtype: Name
+    shape: Shape
+    digest: Digest
+    file: Digest | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+class Rope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rotary embedding as ``mx.fast.rope`` takes it.
+
+    Either ``base`` or ``freqs`` (float32 values, ``dims / 2`` of them, as MLX's
+    ``freqs`` argument) is given. ``mscale`` multiplies the rotated dims first
+    (YaRN, SuScaled).
+    """
+
+    dims: Annotated[int, msgspec.Meta(ge=2, le=1 << 16)]
+    traditional: bool = False
+    base: float | None = None
+    freqs: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_FREQS)] | None = None
+    scale: float = 1.0
+    mscale: float = 1.0
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A run of tokens written by one codec.
+
+    ``params`` belongs to the codec, not to the header. ``parts`` maps the
+    codec's part names to names of stored tensors; several segments may share one
+    (a codebook). ``rope`` is an index into ``Header.ropes`` when the keys were
+    rotated back before they were encoded.
+    """
+
+    codec: Name
+    version: Annotated[int, msgspec.Meta(ge=1)]
+    params: Annotated[dict[str, Scalar], Few] = {}
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)] | None = None
+    parts: Annotated[dict[Name, Name], Few]
+    rope: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One logical tensor of a layer: its segments in order, joined along axis -2.
+
+    ``note`` says why a codec that was asked for was not used.
+    """
+
+    dtype: Name
+    shape: Shape
+    segments: Annotated[tuple[Segment, ...], Many]
+    note: str | None = None
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One live cache: its kind, its scalars, its tensors or its children."""
+
+    kind: Name
+    scalars: Annotated[dict[str, int], Few] = {}
+    tensors: dict[Name, Tensor] = {}
+    children: Annotated[tuple[Layer, ...], Many] = ()
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Identity of the model (``vkv.identity``). ``ropes`` holds, per cache, an index or nil."""
+
+    id: Digest
+    type: str
+    config: str
+    parameters: Count
+    layers: Annotated[tuple[Digest, ...], Many]
+    rest: Digest
+    ropes: Annotated[tuple[int | None, ...], Many] = ()
+
+
+class Tokenizer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Identity of the tokenizer; the chat template stands apart."""
+
+    id: Digest
+    vocab_size: Count
+    template: Digest | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The token ids: how many, and BLAKE3 of their little-endian u32 bytes."""
+
+    count: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+    digest: Digest
+    tensor: Name
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that a ``.vkv`` file says about itself.
+
+    ``tables`` offers stored tables to other files: a name such as
+    ``layers.3.keys.basis`` to the name of a stored tensor. A file with tables and no
+    layers holds no cache.
+
+    ``pad`` is zeros that bring the header to a multiple of 64 bytes, so that the
+    first tensor after it is aligned.
+    """
+
+    version: str
+    producer: str
+    needs: Annotated[tuple[str, ...], Few] = ()
+    created: str | None = None
+    model: Model | None = None
+    tokenizer: Tokenizer | None = None
+    tokens: Tokens | None = None
+    ropes: Annotated[tuple[Rope, ...], Many] = ()
+    layers: Annotated[tuple[Layer, ...], Many]
+    tensors: dict[Name, Stored]
+    tables: Annotated[dict[Name, Name], Many] = {}
+    metadata: Annotated[dict[str, str], Many] = {}
+    pad: bytes = b""

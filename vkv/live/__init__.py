@@ -1,1 +1,0 @@
-"""Live mlx-lm caches: taken apart, planned into a file, and made again."""

@@ -1,0 +1,1 @@
+"""A store on this machine: index, entries, prefix tree."""

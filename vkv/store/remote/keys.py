@@ -1,0 +1,106 @@
+"""Names under which a remote keeps entries, so that names alone find the longest prefix.
+
+A prompt is cut at fixed lengths, the *bounds*; the prefix up to each has a hash that
+continues the one before it. An entry that can be trimmed stands under the hash of each
+of its bounds, so which bounds of a prompt are stored is a yes up to some length and a
+no from there: a bisection finds it. One that cannot be trimmed serves whole or not at
+all, and stands under its length and the hash of all its tokens
+(``spec/decisions/0006-remote-layout.md``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+
+from blake3 import blake3
+
+from vkv.store.local.prefix_tree import WIDTH
+from vkv.store.local.summary import Description
+
+#: Tokens up to the first bound; shorter entries are not found, only named.
+FIRST = 32
+_SEED = b"vkv keys 1"
+#: Bytes of a hash in a name. Equal names of other tokens would cost a look at the file.
+_HASH = 16
+_ENTRY = re.compile("(?P<count>[0-9]{1,9})-(?P<id>[0-9a-f]{64})")
+_WHOLE = re.compile("(?P<count>[0-9]{1,9})-(?P<hash>[0-9a-f]{32})-(?P<id>[0-9a-f]{64})")
+
+
+def bounds(count: int) -> list[int]:
+    """Bounds up to ``count`` tokens: every 32, and from 512 eight for each doubling.
+
+    So the number of names grows with the logarithm: 76 for 100,000 tokens.
+    """
+    found, at = [], FIRST
+    while at <= count:
+        found.append(at)
+        at += max(FIRST, (1 << (at.bit_length() - 1)) >> 3)
+    return found
+
+
+def chain(model: bytes, tokens: bytes) -> list[str]:
+    """The hash at each bound of ``tokens`` (little-endian u32), for a model."""
+    state = blake3(_SEED + model).digest()
+    found, start = [], 0
+    for bound in bounds(len(tokens) // WIDTH):
+        state = blake3(state + tokens[start * WIDTH : bound * WIDTH]).digest()
+        found.append(state[:_HASH].hex())
+        start = bound
+    return found
+
+
+def whole(model: bytes, tokens: bytes) -> str:
+    """The hash of all ``tokens``, for a model."""
+    return blake3(_SEED + model + tokens).digest()[:_HASH].hex()
+
+
+def names(what: Description) -> list[str]:
+    """The key objects of an entry."""
+    place = what.model.hex()[:16]
+    if not what.trims:
+        own = whole(what.model, what.tokens)
+        return [f"exact/{place}/{what.count}-{own}-{what.key}"]
+    return [f"keys/{place}/{x}/{what.count}-{what.key}" for x in chain(what.model, what.tokens)]
+
+
+def last_yes(asks: Callable[[int], bool], low: int, high: int, pool: Executor, ways: int) -> int:
+    """The largest ``n`` up to ``high`` for which ``asks(n)``, which is yes up to it.
+
+    Asks ``ways`` questions at a time: each round leaves one part of so many. The first
+    is the next number, so that one round is enough where the answer is ``low``.
+
+    Args:
+        asks: Called with numbers above ``low``, from several threads.
+        low: Known to be a yes.
+        high: The largest possible.
+        pool: Where the questions run.
+        ways: How many at a time, at least 2.
+    """
+    while low < high:
+        step = (high - low) / ways
+        probes = sorted({min(high, low + 1 + int(step * i)) for i in range(ways)})
+        answers = list(pool.map(asks, probes))
+        yes = [probe for probe, answer in zip(probes, answers, strict=True) if answer]
+        no = [probe for probe in probes if probe > (yes[-1] if yes else low)]
+        low, high = (yes[-1] if yes else low), (no[0] - 1 if no else high)
+    return low
+
+
+def whole_prefixes(
+    listed: list[str], model: bytes, tokens: bytes, longer_than: int
+) -> Iterator[tuple[int, str]]:
+    """Entries of names ``count-hash-id`` that are prefixes of ``tokens``, longest first."""
+    found = [match for name in listed if (match := _WHOLE.fullmatch(name))]
+    top = len(tokens) // WIDTH
+    for match in sorted(found, key=lambda m: int(m["count"]), reverse=True):
+        count = int(match["count"])
+        if longer_than < count <= top and whole(model, tokens[: count * WIDTH]) == match["hash"]:
+            yield count, match["id"]
+
+
+def entry(name: str) -> tuple[int, str] | None:
+    """Tokens and id of a name ``count-id``, or ``None`` if it is something else."""
+    match = _ENTRY.fullmatch(name)
+    return match and (int(match["count"]), match["id"])

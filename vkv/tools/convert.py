@@ -1,0 +1,231 @@
+"""``vkv.convert``: prompt caches of mlx-lm, and vkv files, to a new vkv file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import vkv._version
+from vkv import identity
+from vkv.arrays.cache_file import CacheFile, open_file
+from vkv.caches.encoded import Kept
+from vkv.caches.kinds import KINDS, Snapshot, Value
+from vkv.caches.loading.decode import decode
+from vkv.caches.loading.load import check_owner
+from vkv.caches.saving.basis_file import lent
+from vkv.caches.saving.save import CodecSpec, Progress, check_target, wish, write
+from vkv.caches.saving.write_plan import Plan
+from vkv.codecs.protocol import DTYPES
+from vkv.errors import ContainerError, MismatchError, VkvError
+from vkv.format import header
+from vkv.format.dependencies import Place, searched
+from vkv.format.document import open_document
+from vkv.format.info import Info
+from vkv.format.layer_rules import check_cache, check_layers
+from vkv.format.layers import external_references
+from vkv.format.schema import Header, Layer, Tensor
+from vkv.interop import files as mlx_lm_files
+from vkv.sources.urls import is_url
+from vkv.tools.inline import inline as inlined
+
+
+def convert(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    codec: CodecSpec = "raw",
+    metadata: Mapping[str, str] | None = None,
+    created: str | None = None,
+    model: Any = None,
+    tokenizer: Any = None,
+    tokens: Any = None,
+    inline: bool = False,
+    files: Iterable[Place] | None = None,
+    basis: Place | None = None,
+    progress: Progress | None = None,
+    durable: bool = True,
+) -> Info:
+    """Write a prompt cache of mlx-lm, or a vkv file, as a vkv file with ``codec``.
+
+    What ``src`` is, its content tells, not its name. mlx-lm files know neither
+    model nor tokens: give them here, or nobody can check the result. Of a vkv
+    file all is kept but the codecs; codes that the cache itself holds (a quantized
+    cache) stay as they are, everything else is decoded and encoded again.
+
+    Args:
+        src: A ``.vkv`` file (a path or a URL), or one that ``mlx_lm``'s ``save_prompt_cache`` wrote
+            (0.2x to 0.32, whichever is installed).
+        dst: Where to write, whole or not at all; may be ``src``.
+        codec: As in ``vkv.save``.
+        metadata: Added to that of ``src``, and stronger.
+        created: Instead of the time stamp of ``src``.
+        model: The model that filled the cache; a vkv file of another one is refused.
+        tokenizer: Its tokenizer, likewise.
+        tokens: The ids the cache holds, likewise.
+        inline: Encode nothing: copy all as it stands, and what ``src`` refers to in other
+            files into ``dst``, which then stands alone. For vkv files; the other options
+            have no place beside it.
+        files: Where the files are found that ``src`` stands on, as in ``vkv.load``.
+        basis: As in ``vkv.save``.
+        progress: Called with (bytes done, bytes in all).
+        durable: Flush to the disk before returning.
+
+    Returns:
+        What was written, as ``vkv.inspect`` tells it.
+
+    Raises:
+        ContainerError: ``src`` is neither, or is damaged (C1 to C8).
+        CacheError: A cache of an unknown class (L1), or an inconsistent one (L3 to L6).
+        MismatchError: ``src`` belongs to another model, tokenizer or prompt (I1).
+        VkvError: A vkv file is damaged, or ``codec`` is refused.
+        OSError: A file cannot be read or written; what stood at ``dst`` is untouched.
+    """
+    if inline:
+        with open_document(src) as source:
+            check_target(dst, external_references(source.header))
+            return inlined(source, dst, searched(source, files), durable=durable)
+    plan = Plan(wish(codec))
+    head = Header(
+        version=header.VERSION,
+        producer=f"vkv {vkv._version.__version__}",
+        created=created,
+        layers=(),
+        tensors={},
+        metadata=header.metadata(dict(metadata or {})),
+    )
+    file = _open(src, files)
+    if file is None:
+        layers, text = mlx_lm_files.read(src)
+        head = header.replace(head, metadata=text | head.metadata)
+        head = _identified(head, plan, len(layers), model, tokenizer)
+        snapshots = _drain(layers)
+        try:
+            with lent(plan, head, basis):
+                return write(dst, head, plan, snapshots, tokens, durable=durable, progress=progress)
+        except RuntimeError as exc:  # MLX's, of an array that is no longer in the file
+            raise ContainerError(f"cannot be read: {exc}", rule="C1", at=os.fspath(src)) from None
+    with file:
+        check_target(dst, external_references(file.header))
+        check_cache(file.header)
+        check_layers(file.header)
+        check_owner(file.header, model, tokenizer)
+        head = _carried(head, plan, file.header)
+        head = _identified(head, plan, len(file.header.layers), model, tokenizer)
+        ids = _tokens(file, tokens)
+        with lent(plan, head, basis):
+            return write(dst, head, plan, _decoded(file), ids, durable=durable, progress=progress)
+
+
+def _open(src: str | os.PathLike[str], files: Iterable[Place] | None) -> CacheFile | None:
+    """The file, or ``None`` where it is safetensors of another format."""
+    try:
+        return open_file(src, files=files)
+    except ContainerError as exc:
+        if exc.rule != "C8":
+            raise
+        if isinstance(src, str) and is_url(src):
+            exc.message = "a prompt cache of mlx-lm is read from a local file: download it first"
+            raise
+        return None
+
+
+def _carried(head: Header, plan: Plan, source: Header) -> Header:
+    """What stays when a vkv file is encoded anew."""
+    plan.ropes = list(source.ropes)
+    plan.layer_ropes = source.model.ropes if source.model else tuple(map(_rope, source.layers))
+    return header.replace(
+        head,
+        created=source.created if head.created is None else head.created,
+        model=source.model,
+        tokenizer=source.tokenizer,
+        metadata=source.metadata | head.metadata,
+    )
+
+
+def _rope(layer: Layer) -> int | None:
+    found = (s.rope for tensor in layer.tensors.values() for s in tensor.segments)
+    return next((rope for rope in found if rope is not None), None)
+
+
+def _identified(head: Header, plan: Plan, layers: int, model: Any, tokenizer: Any) -> Header:
+    """Add who made the cache, where ``head`` does not say."""
+    if model is not None and head.model is None:
+        found, ropes = identity.of_model(model)
+        if layers != len(found.ropes):
+            text = f"{layers} layers in the file, {len(found.ropes)} in the model's cache"
+            raise MismatchError([text])
+        plan.ropes, plan.layer_ropes = list(ropes), found.ropes
+        head = header.replace(head, model=found)
+    if tokenizer is not None and head.tokenizer is None:
+        head = header.replace(head, tokenizer=identity.of_tokenizer(tokenizer))
+    return head
+
+
+def _tokens(file: CacheFile, given: Any) -> Any:
+    """The token ids of the file, or those given where it has none."""
+    known = file.header.tokens
+    if known is None:
+        return given
+    if given is not None and identity.of_tokens(given) != known.digest:
+        raise MismatchError(["the tokens given are not those of the file"])
+    return np.frombuffer(file.document.read(known.tensor), "<u4")
+
+
+def _drain(layers: list[Snapshot]) -> Iterator[Snapshot]:
+    """Each layer in turn, its codes checked, none of them held here any longer.
+
+    Raises:
+        CodecError: Codes that no reader takes (A3).
+    """
+    count, layers = len(layers), layers[::-1]
+    while layers:
+        at = f"layers[{count - len(layers)}]"
+        layer = layers.pop()
+        _check_codes(layer, at)
+        yield layer
+
+
+def _check_codes(layer: Snapshot, at: str) -> None:
+    for name, value in layer.values.items():
+        for kept in value.kept:
+            try:
+                kept.codec.validate(kept.parts, (*value.shape[:-2], kept.tokens, value.shape[-1]))
+            except VkvError as exc:
+                raise exc.within(f"{at}.{name}") from None
+    for i, child in enumerate(layer.children):
+        _check_codes(child, f"{at}.children[{i}]")
+
+
+def _decoded(file: CacheFile) -> Iterator[Snapshot]:
+    """Each layer of a file, decoded when it is asked for."""
+    for i, layer in enumerate(file.header.layers):
+        yield _snapshot(file, layer, f"layers[{i}]")
+
+
+def _snapshot(file: CacheFile, layer: Layer, at: str) -> Snapshot:
+    value = _codes if KINDS[layer.kind].codes else _array
+    return Snapshot(
+        layer.kind,
+        layer.scalars,
+        {name: value(file, layer, name, at) for name in layer.tensors},
+        [_snapshot(file, c, f"{at}.children[{i}]") for i, c in enumerate(layer.children)],
+    )
+
+
+def _array(file: CacheFile, layer: Layer, name: str, at: str) -> Value:
+    tensor = layer.tensors[name]
+    x = decode(file, layer, name, at)
+    return Value(tensor.shape, DTYPES[tensor.dtype], x, tokens=layer.kind != "arrays")
+
+
+def _codes(file: CacheFile, layer: Layer, name: str, at: str) -> Value:
+    tensor: Tensor = layer.tensors[name]
+    try:
+        codec, parts = file.parts(tensor.segments[0], tensor.shape)
+    except VkvError as exc:
+        raise exc.within(f"{at}.{name}") from None
+    held = Kept(codec, parts, tensor.shape[-2], codec.roles)
+    return Value(tensor.shape, DTYPES[tensor.dtype], kept=(held,))

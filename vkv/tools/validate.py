@@ -1,0 +1,211 @@
+"""``vkv.validate``: every finding about a file, not only the first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vkv.codecs.segment_check import check_rereads, fit
+from vkv.errors import VkvError
+from vkv.format.container import HEADER
+from vkv.format.dependencies import Files, Other, Place, searched
+from vkv.format.document import Document, open_document
+from vkv.format.layer_rules import check_layer, check_layers, is_basis
+from vkv.format.layers import external_references, segment_shape, segments, walk
+from vkv.format.schema import Tensor
+from vkv.identity.heads import check_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: ``error`` makes the file unusable, ``warning`` does not."""
+
+    severity: str
+    rule: str | None
+    at: str | None
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.at}: " if self.at else ""
+        return f"{self.severity}: {where}{self.message}{f' [{self.rule}]' if self.rule else ''}"
+
+
+@dataclass(slots=True)
+class Report:
+    """All findings about one file; ``ok`` if none is an error.
+
+    Attributes:
+        path: As it was given.
+        deep: Whether every tensor was decoded.
+        findings: In the order of the file.
+    """
+
+    path: str
+    deep: bool
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return all(f.severity != "error" for f in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "schema_version": 1,
+            "path": self.path,
+            "deep": self.deep,
+            "ok": self.ok,
+            "findings": [
+                {"severity": f.severity, "rule": f.rule, "at": f.at, "message": f.message}
+                for f in self.findings
+            ],
+        }
+
+
+def validate(
+    path: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    model: Any = None,
+    tokenizer: Any = None,
+    files: Iterable[Place] | None = None,
+) -> Report:
+    """Check a file: framing, header, layers, codecs, and the digest of every tensor.
+
+    Args:
+        path: A ``.vkv`` file, or a URL as ``vkv.inspect`` takes it.
+        deep: Also decode every tensor and look for values that are not finite.
+        model: Compare the file with this model.
+        tokenizer: ... and with this tokenizer.
+        files: Where the files are found that this one stands on, as in ``vkv.load``.
+            What is used of them is checked too.
+
+    Returns:
+        Every finding. Damage to framing or header hides what lies behind it.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    report = Report(os.fspath(path), deep)
+    try:
+        document = open_document(path)
+    except VkvError as exc:
+        report.findings.append(_finding(exc))
+        return report
+    with document:
+        places = searched(document, files)
+        found = _errors(document, places, deep, model, tokenizer)
+        report.findings += [_finding(error) for error in found]
+        report.findings += _warnings(document)
+    return report
+
+
+def _finding(exc: VkvError, severity: str = "error") -> Finding:
+    return Finding(severity, exc.rule, exc.at, exc.message)
+
+
+def _errors(
+    document: Document, places: Files, deep: bool, model: Any, tokenizer: Any
+) -> Iterator[VkvError]:
+    found = [*_layer_errors(document), *_codec_errors(document)]
+    found += [*_digest_errors(document), *_other_errors(document, places)]
+    yield from found
+    if deep and not found:  # values mean something only where all else is right
+        yield from _value_errors(document, places)
+    if model is not None or tokenizer is not None:
+        yield from _owner_errors(document, model, tokenizer)
+
+
+def _layer_errors(document: Document) -> Iterator[VkvError]:
+    broken = False
+    for path, layer in walk(document.header.layers):
+        try:
+            check_layer(layer, path)
+        except VkvError as exc:
+            broken = True
+            yield exc
+    for check in () if broken else (check_layers, check_heads):
+        try:
+            check(document.header)
+        except VkvError as exc:
+            yield exc
+
+
+def _codec_errors(document: Document) -> Iterator[VkvError]:
+    for path, _, tensor, segment in segments(document.header):
+        try:
+            fit(document.header, segment, segment_shape(tensor, segment))
+        except VkvError as exc:
+            yield exc.within(path)
+    try:
+        check_rereads(document.header)
+    except VkvError as exc:
+        yield exc
+
+
+def _digest_errors(document: Document) -> Iterator[VkvError]:
+    for name in document.entries:  # as they lie in the file; the header has them sorted
+        try:
+            if name != HEADER:
+                document.check(name)
+        except VkvError as exc:
+            yield exc
+
+
+def _other_errors(document: Document, places: Files) -> Iterator[VkvError]:
+    """What is used of each file that this one stands on is there and undamaged."""
+    for key, names in external_references(document.header).items():
+        try:
+            with places.open(key) as found:
+                other = Other(found, document.header)
+                for name in names:
+                    found.check(other.name(document.header.tensors[name], name))
+        except VkvError as exc:
+            yield exc
+
+
+def _value_errors(document: Document, places: Files) -> Iterator[VkvError]:
+    """Decode each tensor once; values must be finite, as no model makes others."""
+    import mlx.core as mx
+
+    from vkv.arrays.cache_file import CacheFile
+    from vkv.caches.loading.decode import decode
+
+    tensors = [
+        (at, x, name) for at, x in walk(document.header.layers) for name in sorted(x.tensors)
+    ]
+    with CacheFile(document, files=places) as file:
+        for at, layer, name in tensors:
+            try:
+                x = decode(file, layer, name, at)
+            except VkvError as exc:
+                yield exc
+                continue
+            if mx.issubdtype(x.dtype, mx.floating) and not mx.isfinite(x).all().item():
+                yield VkvError("holds values that are not finite", rule="D2", at=f"{at}.{name}")
+
+
+def _owner_errors(document: Document, model: Any, tokenizer: Any) -> Iterator[VkvError]:
+    from vkv.caches.loading.load import check_owner
+
+    try:
+        check_owner(document.header, model, tokenizer)
+    except VkvError as exc:
+        yield exc
+
+
+def _warnings(document: Document) -> list[Finding]:
+    head = document.header
+    wanted = ("model",) if is_basis(head) else ("model", "tokenizer", "tokens")
+    missing = [n for n in wanted if getattr(head, n) is None]
+    found = [
+        Finding("warning", None, n, "the file does not say, so nobody can check") for n in missing
+    ]
+    notes = [(f"{p}.{n}", t) for p, layer in walk(head.layers) for n, t in layer.tensors.items()]
+    return found + [_note(at, tensor) for at, tensor in notes if tensor.note]
+
+
+def _note(at: str, tensor: Tensor) -> Finding:
+    return Finding("warning", None, at, tensor.note or "")
