@@ -120,7 +120,7 @@ class MissingFileError(VkvError):
         super().__init__(
             f"stands on file {id}, which is not in {where}"
             + f" (the search ended {ended})" * bool(ended)
-            + "; files= (--files) says where it is",
+            + "; pass search_paths= (--search-path)",
             rule="H12",
             at=at,
         )

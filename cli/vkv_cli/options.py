@@ -183,7 +183,7 @@ def _places(_: click.Context, param: click.Parameter, value: tuple[str, ...]) ->
 
 
 files_option = click.option(
-    "--files", "places", multiple=True, metavar="PATH", callback=_places,
+    "--search-path", "places", multiple=True, metavar="PATH", callback=_places,
     help="A file, or folder, where files are found that this one stands on; repeatable.  "
     "[default: its own folder]",
 )  # fmt: skip

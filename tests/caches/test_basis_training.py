@@ -213,8 +213,8 @@ def test_it_is_found_beside_or_where_it_is_said(folder, tmp_path_factory):
     shutil.copy(folder / "a.vkv", alone)
     with pytest.raises(MissingFileError, match=vkv.inspect(folder / "any.vkv").id):
         vkv.load(alone / "a.vkv")
-    assert same(arrays(alone / "a.vkv", files=[folder / "any.vkv"]), want)
-    vkv.convert(alone / "a.vkv", alone / "b.vkv", inline=True, files=[folder])
+    assert same(arrays(alone / "a.vkv", search_paths=[folder / "any.vkv"]), want)
+    vkv.convert(alone / "a.vkv", alone / "b.vkv", inline=True, search_paths=[folder])
     assert same(arrays(alone / "b.vkv"), want)
     whole = vkv.inspect(alone / "b.vkv")
     assert (whole.files, whole.header.needs) == ({}, ("rope",))
@@ -310,4 +310,4 @@ def test_load_finds_the_basis_where_it_is_said_to_be(basis, tmp_path_factory):
     save(place / "a.vkv", caches(), basis)
     with pytest.raises(MissingFileError):
         vkv.load(place / "a.vkv")
-    assert same(arrays(place / "a.vkv", basis=basis), arrays(place / "a.vkv", files=[basis]))
+    assert same(arrays(place / "a.vkv", basis=basis), arrays(place / "a.vkv", search_paths=[basis]))

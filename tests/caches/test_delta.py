@@ -166,8 +166,8 @@ def test_a_missing_file_is_named(tmp_path):
     ]
     assert vkv.inspect(tmp_path / "1.vkv").files.keys() == {id_}
     for place in (tmp_path / "kept", tmp_path / "kept" / "elsewhere.vkv"):
-        assert vkv.load(tmp_path / "1.vkv", files=[place]).tokens == list(range(370))
-        assert vkv.validate(tmp_path / "1.vkv", files=[place], deep=True).ok
+        assert vkv.load(tmp_path / "1.vkv", search_paths=[place]).tokens == list(range(370))
+        assert vkv.validate(tmp_path / "1.vkv", search_paths=[place], deep=True).ok
 
 
 def test_each_candidate_is_read_once_whatever_the_number_of_ids(tmp_path, monkeypatch):
@@ -180,7 +180,7 @@ def test_each_candidate_is_read_once_whatever_the_number_of_ids(tmp_path, monkey
         with files.open(bytes.fromhex(vkv.inspect(tmp_path / f"{n}.vkv").id)) as document:
             assert document.name == str(tmp_path / f"{n}.vkv")
     assert sorted(seen) == [tmp_path / f"{n}.vkv" for n in range(4)]
-    with pytest.raises(MissingFileError, match=r"is not in [^(]*; files="):
+    with pytest.raises(MissingFileError, match=r"is not in [^(]*; pass search_paths="):
         files.open(bytes(32))
     assert len(seen) == 5
 

@@ -62,7 +62,7 @@ def test_put_keeps_the_basis_as_long_as_an_entry_stands_on_it(store, basis, key,
     assert (entry.files, names(store)) == ((key,), {entry.id, key})
     assert [e.id for e in store.ls()] == [entry.id]
     assert sound(store)
-    assert equal(store.get([*LONG, 1], model=MODEL), path, files=[basis])
+    assert equal(store.get([*LONG, 1], model=MODEL), path, search_paths=[basis])
     other = store.put(caches(seed=3, tokens=120), text(3, 120), model=MODEL, codec=CODEC,
                       basis=basis)  # fmt: skip
     store.rm(entry.id)
@@ -103,9 +103,9 @@ def test_add_takes_the_basis_in(store, basis, key, path):
     with pytest.raises(MissingFileError, match=key):
         store.add(path)
     assert (store.ls(), names(store)) == ([], set())
-    entry = store.add(path, files=[basis])
+    entry = store.add(path, search_paths=[basis])
     assert names(store) == {entry.id, key}
-    assert equal(store.get([*LONG, 1], model=MODEL), path, files=[basis])
+    assert equal(store.get([*LONG, 1], model=MODEL), path, search_paths=[basis])
 
 
 def test_a_basis_alone_is_no_entry(store, basis):
@@ -126,7 +126,7 @@ def test_a_remote_has_it_too(tmp_path, basis, key, path):
     entry = put(TieredStore(tmp_path / "a", remote=url, write_through=True), LONG, basis)
     assert {name for name, _ in Remote(url).ls()} == {entry.id, key}
     other = TieredStore(tmp_path / "b", remote=url)
-    assert equal(other.get([*LONG, 1], model=MODEL), path, files=[basis])
+    assert equal(other.get([*LONG, 1], model=MODEL), path, search_paths=[basis])
     assert (names(other), len(other.ls())) == ({entry.id, key}, 1)
     assert sound(other)
     (tmp_path / "in").mkdir()
@@ -136,7 +136,7 @@ def test_a_remote_has_it_too(tmp_path, basis, key, path):
 
 def test_a_file_is_pushed_with_its_basis(tmp_path, basis, key, path):
     there = Remote((tmp_path / "there").as_uri())
-    pushed = there.push(path, files=[basis])
+    pushed = there.push(path, search_paths=[basis])
     assert {name for name, _ in there.ls()} == {pushed, key}
 
 

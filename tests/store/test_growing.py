@@ -108,9 +108,9 @@ def test_add_brings_what_a_file_stands_on(chat, wide, tmp_path):
     _, entries, _, _ = chat
     other = vkv.PromptStore(tmp_path / "other")
     with pytest.raises(MissingFileError):
-        other.add(entries[3].path, files=[entries[1].path])
+        other.add(entries[3].path, search_paths=[entries[1].path])
     assert other.ls() == []
-    added = other.add(entries[3].path, files=[e.path for e in entries])
+    added = other.add(entries[3].path, search_paths=[e.path for e in entries])
     assert (added.id, added.files) == (entries[3].id, entries[3].files)
     assert consistent(other) == [added.id]
     assert other.stats().held == sum(e.size for e in entries[:3])

@@ -313,9 +313,9 @@ def test_files_behind_urls_stand_on_files_there(chain, tmp_path):
         for url in (f"{web.url}/s/{object_name(info[2].id)}", f"{web.url}/b/{info[2].id}.vkv"):
             assert vkv.load(url).cache[1].keys.tolist() == whole
         for place in (f"{web.url}/b", f"{web.url}/s/objects/"):
-            found = vkv.load(f"{web.url}/x/c.vkv", files=[place])
+            found = vkv.load(f"{web.url}/x/c.vkv", search_paths=[place])
             assert found.cache[1].keys.tolist() == whole
         each = [f"{web.url}/b/{i.id}.vkv" for i in info]
-        assert vkv.load(chain[-1], files=each).cache[1].keys.tolist() == whole
+        assert vkv.load(chain[-1], search_paths=each).cache[1].keys.tolist() == whole
         with pytest.raises(MissingFileError):
             vkv.load(f"{web.url}/x/c.vkv")

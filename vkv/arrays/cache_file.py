@@ -173,12 +173,12 @@ def open_file(
     target: str | os.PathLike[str] | bytes,
     *,
     verify: bool = True,
-    files: Iterable[Place] | None = None,
+    search_paths: Iterable[Place] | None = None,
     more: Iterable[Place] = (),
 ) -> CacheFile:
-    """Open a path, a URL, or bytes; ``files`` as in ``vkv.load``. Raises as ``Document``.
+    """Open a path, a URL, or bytes; ``search_paths`` as in ``vkv.load``. Raises as ``Document``.
 
-    ``more`` are places beside ``files``, or beside what is usual.
+    ``more`` are places beside ``search_paths``, or beside what is usual.
     """
     document = open_document(target)
-    return CacheFile(document, verify=verify, files=searched(document, files, more))
+    return CacheFile(document, verify=verify, files=searched(document, search_paths, more))

@@ -127,10 +127,10 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="vkv-bench-") as folder:
             path = Path(folder) / "cache.vkv"
             save_time = median(lambda: self._save(path, case), self.repeat)
-            load_time = median(lambda: load(path, files=case.files), self.repeat)
+            load_time = median(lambda: load(path, search_paths=case.files), self.repeat)
             mx.reset_peak_memory()
             before = mx.get_active_memory()
-            prompt = load(path, files=case.files)
+            prompt = load(path, search_paths=case.files)
             peak = mx.get_peak_memory() - before
             return self._row(name, case, path, prompt, save_time, load_time, peak)
 

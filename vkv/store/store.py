@@ -70,7 +70,7 @@ class PromptStore:
         tokenizer: Any = None,
         codec: CodecSpec = "raw",
         metadata: Mapping[str, str] | None = None,
-        files: Iterable[Place] = (),
+        search_paths: Iterable[Place] = (),
         basis: Place | None = None,
         progress: Progress | None = None,
     ) -> Entry:
@@ -86,7 +86,7 @@ class PromptStore:
             tokenizer: The tokenizer that made ``tokens``.
             codec: As ``vkv.save`` takes it.
             metadata: Text to text, stored with it.
-            files: Where files are found that the store lacks and the entry stands on;
+            search_paths: Where files are found that the store lacks and the entry depends on;
                 they are taken in too. A cache that came from a file with a table of
                 another one stands on that.
             basis: As ``vkv.save`` takes it. A copy stays in the store, as long as an entry
@@ -111,17 +111,19 @@ class PromptStore:
             )  # fmt: skip
 
         parent = ancestor(self._index, identity.model_id(model), tokens, codec)
-        places = Files([*files, *([] if basis is None else [basis])])
+        places = Files([*search_paths, *([] if basis is None else [basis])])
         return put_in(self._index, self.limits, write, parent, places)
 
-    def add(self, path: str | os.PathLike[str], *, files: Iterable[Place] | None = None) -> Entry:
+    def add(
+        self, path: str | os.PathLike[str], *, search_paths: Iterable[Place] | None = None
+    ) -> Entry:
         """Store a copy of a ``.vkv`` file, after checking every byte of it.
 
         What it stands on is copied in too, unless the store has it.
 
         Args:
             path: The file; it must name its model and hold its tokens.
-            files: Where the files are found that it stands on; its own folder if not
+            search_paths: Where the files are found that it depends on; its own folder if not
                 given.
 
         Returns:
@@ -133,7 +135,7 @@ class PromptStore:
         """
         with self._layout.desk() as desk:
             own = desk / "new.vkv"
-            places = Files([Path(path).parent] if files is None else files)
+            places = Files([Path(path).parent] if search_paths is None else search_paths)
             copy_in(Path(path), own, places)
             return take_in(self._index, self.limits, own, places)
 

@@ -121,7 +121,7 @@ def push(store: PromptStore, remote: Remote, key: str, progress: Progress | None
         entry = rows.by_number(db, store._layout, rows.resolve(db, key))
     with open_document(entry.path) as document:
         bases = [store._layout.path(base.hex()) for base in external_references(document.header)]
-    return remote.push(entry.path, files=bases, progress=progress)
+    return remote.push(entry.path, search_paths=bases, progress=progress)
 
 
 def pull(

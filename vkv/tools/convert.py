@@ -43,7 +43,7 @@ def convert(
     tokenizer: Any = None,
     tokens: Any = None,
     inline: bool = False,
-    files: Iterable[Place] | None = None,
+    search_paths: Iterable[Place] | None = None,
     basis: Place | None = None,
     progress: Progress | None = None,
     durable: bool = True,
@@ -68,7 +68,7 @@ def convert(
         inline: Encode nothing: copy all as it stands, and what ``src`` refers to in other
             files into ``dst``, which then stands alone. For vkv files; the other options
             have no place beside it.
-        files: Where the files are found that ``src`` stands on, as in ``vkv.load``.
+        search_paths: Where the files are found that ``src`` depends on, as in ``vkv.load``.
         basis: As in ``vkv.save``.
         progress: Called with (bytes done, bytes in all).
         durable: Flush to the disk before returning.
@@ -86,7 +86,7 @@ def convert(
     if inline:
         with open_document(src) as source:
             check_target(dst, external_references(source.header))
-            return inlined(source, dst, searched(source, files), durable=durable)
+            return inlined(source, dst, searched(source, search_paths), durable=durable)
     plan = Plan(wish(codec))
     head = Header(
         version=header.VERSION,
@@ -96,7 +96,7 @@ def convert(
         tensors={},
         metadata=header.metadata(dict(metadata or {})),
     )
-    file = _open(src, files)
+    file = _open(src, search_paths)
     if file is None:
         layers, text = mlx_lm_files.read(src)
         head = header.replace(head, metadata=text | head.metadata)
@@ -119,10 +119,10 @@ def convert(
             return write(dst, head, plan, _decoded(file), ids, durable=durable, progress=progress)
 
 
-def _open(src: str | os.PathLike[str], files: Iterable[Place] | None) -> CacheFile | None:
+def _open(src: str | os.PathLike[str], search_paths: Iterable[Place] | None) -> CacheFile | None:
     """The file, or ``None`` where it is safetensors of another format."""
     try:
-        return open_file(src, files=files)
+        return open_file(src, search_paths=search_paths)
     except ContainerError as exc:
         if exc.rule != "C8":
             raise

@@ -134,7 +134,7 @@ def diff(
     b: str | os.PathLike[str],
     *,
     deep: bool = False,
-    files: Iterable[Place] | None = None,
+    search_paths: Iterable[Place] | None = None,
 ) -> Diff:
     """Compare two files: identity, tokens, layers, codecs, stored bytes.
 
@@ -143,7 +143,7 @@ def diff(
         b: The other.
         deep: Also decode and compare values: largest difference and relative
             squared error of each tensor, with ``a`` as the reference.
-        files: Where the files are found that they stand on, as in ``vkv.load``.
+        search_paths: Where the files are found that they depend on, as in ``vkv.load``.
 
     Raises:
         VkvError: A file is damaged.
@@ -162,7 +162,7 @@ def diff(
                 found,
                 first,
                 second,
-                None if files is None else Files(files),
+                None if search_paths is None else Files(search_paths),
             )
         return found
 

@@ -70,7 +70,7 @@ def validate(
     deep: bool = False,
     model: Any = None,
     tokenizer: Any = None,
-    files: Iterable[Place] | None = None,
+    search_paths: Iterable[Place] | None = None,
 ) -> Report:
     """Check a file: framing, header, layers, codecs, and the digest of every tensor.
 
@@ -79,7 +79,7 @@ def validate(
         deep: Also decode every tensor and look for values that are not finite.
         model: Compare the file with this model.
         tokenizer: ... and with this tokenizer.
-        files: Where the files are found that this one stands on, as in ``vkv.load``.
+        search_paths: Where the files are found that this one depends on, as in ``vkv.load``.
             What is used of them is checked too.
 
     Returns:
@@ -95,7 +95,7 @@ def validate(
         report.findings.append(_finding(exc))
         return report
     with document:
-        places = searched(document, files)
+        places = searched(document, search_paths)
         found = _errors(document, places, deep, model, tokenizer)
         report.findings += [_finding(error) for error in found]
         report.findings += _warnings(document)

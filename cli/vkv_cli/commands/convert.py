@@ -64,8 +64,8 @@ def convert(
     """
     if inline:
         if codecs.given or basis or meta or words.given or choice.model is not None:
-            raise click.UsageError("--inline copies IN as it is; it takes --files alone.")
-        show_written(vkv.convert(source, output, inline=True, files=places), as_json)
+            raise click.UsageError("--inline copies IN as it is; it takes --search-path alone.")
+        show_written(vkv.convert(source, output, inline=True, search_paths=places), as_json)
         return
     spec = codecs.spec()
     owner: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def convert(
             output,
             codec=spec,
             metadata=meta or None,
-            files=places,
+            search_paths=places,
             basis=basis,
             progress=step,
             **owner,

@@ -23,7 +23,7 @@ def diff(a: str, b: str, deep: bool, places: list[str] | None, as_json: bool) ->
     Consecutive layers that differ alike share a line.
     """
     run().failure = 2
-    found = vkv.diff(a, b, deep=deep, files=places)
+    found = vkv.diff(a, b, deep=deep, search_paths=places)
     if as_json:
         text.echo_json(found.to_dict())
     elif found.differences:

@@ -97,7 +97,7 @@ def generate(
     words = filled(sys.stdin.read() if prompt == "-" else prompt, "--prompt")
     model, tokenizer = load_model(choice)
     owner = {"model": model, "tokenizer": tokenizer}
-    loaded, reading = _read(file, **owner, live=live, force=force, files=places, basis=basis)
+    loaded, reading = _read(file, **owner, live=live, force=force, search_paths=places, basis=basis)
     plain = ignore_chat_template or info.metadata.get(PLAIN) == "true"
     rest = chat.resume(loaded, tokenizer, words, plain=plain)
     held = loaded.tokens or []
@@ -112,7 +112,7 @@ def generate(
             codec=spec,
             metadata=metadata,
             parent=file if incremental else None,
-            files=places,
+            search_paths=places,
             basis=basis,
             **owner,
         )

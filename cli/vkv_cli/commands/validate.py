@@ -36,7 +36,7 @@ def validate(
         owner["model"], owner["tokenizer"] = load_model(choice)
 
     def look(path: str) -> bool:
-        report = vkv.validate(path, deep=deep, files=places, **owner)
+        report = vkv.validate(path, deep=deep, search_paths=places, **owner)
         if as_json:
             text.echo_json(report.to_dict())
             return report.ok

@@ -39,7 +39,7 @@ def load(
     model: Any = None,
     tokenizer: Any = None,
     live: str = "dense",
-    files: Iterable[Place] | None = None,
+    search_paths: Iterable[Place] | None = None,
     basis: Place | None = None,
     force: bool = False,
     verify: bool = True,
@@ -54,7 +54,7 @@ def load(
         tokenizer: Its tokenizer, compared likewise. Another chat template only warns.
         live: ``"dense"`` for mlx-lm's own cache classes; ``"packed"`` for caches that
             hold the codes of the file and decode on fetch, where a layer has codes.
-        files: Files, and folders of files, where those are found that this one
+        search_paths: Files, and folders of files, where those are found that this one
             stands on; its own folder if not given.
         basis: One more such file: that of ``vkv.train_basis``.
         force: Load in spite of differences, with a warning.
@@ -72,7 +72,7 @@ def load(
     """
     check_live(live)
     more = () if basis is None else (basis,)
-    file = open_file(path, verify=verify, files=files, more=more)
+    file = open_file(path, verify=verify, search_paths=search_paths, more=more)
     try:
         check_cache(file.header)
         check_layers(file.header)

@@ -51,7 +51,7 @@ def save(
     created: str | None = None,
     reencode: bool = False,
     parent: str | os.PathLike[str] | None = None,
-    files: Iterable[Place] | None = None,
+    search_paths: Iterable[Place] | None = None,
     basis: Place | None = None,
     durable: bool = True,
     progress: Progress | None = None,
@@ -79,7 +79,7 @@ def save(
             leading tokens both share is referred to by its id, not written again: the new
             file cannot be read without it. Codes of ``codec`` are taken as they are there,
             raw rows where they are equal bit for bit. ``Info.files`` says what it came to.
-        files: Where the files are found that ``parent`` stands on itself; its own
+        search_paths: Where the files are found that ``parent`` depends on; its own
             folder if not given.
         basis: A file of ``vkv.train_basis``, for codec ``tc``: the new file holds no axes
             of its own and cannot be read without it.
@@ -119,7 +119,7 @@ def save(
     with ExitStack() as stack:
         stack.enter_context(lent(plan, head, basis))
         if parent is not None:
-            file = stack.enter_context(open_file(parent, files=files))
+            file = stack.enter_context(open_file(parent, search_paths=search_paths))
             plan.parent = Parent(file, head, tokens)
         return write(path, head, plan, snapshots, tokens, durable=durable, progress=progress)
 

@@ -57,7 +57,7 @@ def put_in(
 def _stands(layout: Layout, write: Callable[..., None], path: Path, parent: Entry) -> bool:
     """Write a file that stands on ``parent``; whether it could be done."""
     try:
-        write(path, parent=parent.path, files=bases(layout, parent))
+        write(path, parent=parent.path, search_paths=bases(layout, parent))
     except (VkvError, OSError) as exc:  # it is damaged or gone; or the next try says it too
         _log.info("nothing can stand on %s: %s", parent.id, exc)
         return False
@@ -187,7 +187,7 @@ def copy_in(path: Path, own: Path, files: Files) -> None:
     with open_document(path) as document:
         of(document)
         _write(document, own)
-    for finding in validate(own, files=files.places).findings:
+    for finding in validate(own, search_paths=files.places).findings:
         if finding.severity == "error" and finding.rule != "H12":
             raise VkvError(finding.message, rule=finding.rule, at=finding.at).within(str(path))
 

@@ -80,7 +80,7 @@ def _file_findings(index: Index, key: str, deep: bool) -> Iterator[Finding]:
     try:
         with open_document(layout.path(key)) as document:
             places = [layout.path(base.hex()) for base in external_references(document.header)]
-        found = validate(layout.path(key), deep=deep, files=places if deep else ()).findings
+        found = validate(layout.path(key), deep=deep, search_paths=places if deep else ()).findings
     except FileNotFoundError:  # evicted meanwhile
         return
     except VkvError as exc:

@@ -99,7 +99,9 @@ def _same(entry: Entry, owner: bytes) -> bool:
 def _load(index: Index, found: Found, tokens: list[int], model: Any, live: str) -> Hit:
     from vkv.caches.loading.load import load
 
-    prompt = load(found.entry.path, model=model, live=live, files=bases(index.layout, found.entry))
+    prompt = load(
+        found.entry.path, model=model, live=live, search_paths=bases(index.layout, found.entry)
+    )
     rest = prompt.resume(tokens)
     return Hit(found.entry, prompt.cache, len(tokens) - len(rest), rest)
 

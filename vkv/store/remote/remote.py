@@ -60,7 +60,7 @@ class Remote:
         self,
         path: str | os.PathLike[str],
         *,
-        files: Iterable[Place] | None = None,
+        search_paths: Iterable[Place] | None = None,
         progress: Progress | None = None,
     ) -> str:
         """Store a file, after those that it stands on; its id.
@@ -72,7 +72,7 @@ class Remote:
         Args:
             path: A local ``.vkv`` file. One without model or token ids is stored too,
                 and is found by its id alone.
-            files: Where the files are found that it stands on, as in ``vkv.load``.
+            search_paths: Where the files are found that it depends on, as in ``vkv.load``.
             progress: Called with (bytes done, bytes in all).
 
         Raises:
@@ -83,7 +83,7 @@ class Remote:
         self._writable()
         with open_document(os.fspath(path)) as document:
             sent = [_checked(document, os.fspath(path))]
-            places = searched(document, files)
+            places = searched(document, search_paths)
             for base in external_references(document.header):
                 with places.open(base) as other:
                     sent.insert(0, _checked(other, other.name))

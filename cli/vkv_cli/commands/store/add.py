@@ -31,7 +31,7 @@ def add(
     def take(path: str) -> bool:
         if is_url(path):
             raise VkvError(f"{shown(path)}: only files are added; `vkv store pull` takes URLs")
-        entry = store.add(path, files=places)
+        entry = store.add(path, search_paths=places)
         if as_json:
             text.echo_json({"schema_version": 1, **entry.to_dict()})
         else:

@@ -49,7 +49,7 @@ def push(
         sent = not there.holds(about.id, about.size)
         with progress(f"pushing {name}", unit="bytes") as step:
             if is_file:
-                key = there.push(name, files=places, progress=step)
+                key = there.push(name, search_paths=places, progress=step)
             else:
                 key = tiered.push(store, there, name, step)
         if as_json:
