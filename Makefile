@@ -1,5 +1,6 @@
 # Two commands do everything on a machine with Python 3.11 or later:
 #   make test   all that CI checks: lint, format, types, tests, spec drift
+#   make check  the fast part of it: lint, types, and the tests that take no long
 #   make demo   the main job on a real model
 # Override the interpreter with `make PYTHON=python3.12 test`.
 
@@ -14,9 +15,13 @@ EXTRAS := $(if $(filter Linux,$(shell uname -s)),cpu$(comma)dev,dev)
 BLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 /usr/lib/*-linux-gnu/libopenblas.so.0))
 RUN  := $(if $(BLAS),env LD_PRELOAD=$(BLAS) OPENBLAS_NUM_THREADS=1)
 
-.PHONY: bench bench-gpu test lint types tests tests-old demo spec format clean
+.PHONY: bench bench-gpu check test lint types tests tests-old demo spec format clean
 
 test: lint types tests tests-old
+
+# The fast part: no model, no fuzzing, nothing that takes seconds.
+check: lint types
+	$(RUN) $(BIN)/python -m pytest -q -n 2 -m "not model and not slow and not hostile"
 
 $(VENV)/.done: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -14,10 +14,31 @@ from vkv import errors
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = [
+    "Accounting",
+    "CacheError",
+    "CodecError",
+    "CodecSpec",
+    "Collected",
+    "ContainerError",
+    "Diff",
+    "Difference",
+    "DigestError",
+    "Entry",
+    "Finding",
+    "Found",
+    "HeaderError",
+    "Hit",
     "Info",
+    "MismatchError",
+    "MissingFileError",
     "Prompt",
     "PromptStore",
+    "Remote",
     "Report",
+    "Stats",
+    "TieredStore",
+    "UnknownCodecError",
+    "UnsupportedError",
     "VkvError",
     "__version__",
     "convert",
@@ -38,6 +59,13 @@ MODULES = sorted([*(ROOT / "vkv").rglob("*.py"), *(ROOT / "cli" / "vkv_cli").rgl
 
 def test_names_are_pinned():
     assert vkv.__all__ == PUBLIC == dir(vkv)
+
+
+def test_the_page_lists_every_name():
+    page = (ROOT / "docs" / "public-api.md").read_text()
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(
+        set(PUBLIC) - {"__version__"}
+    )
 
 
 def test_unknown_name():

@@ -4,16 +4,15 @@
 
     info   = vkv.save("sys.vkv", cache, tokens=ids, model=model, tokenizer=tok, codec="raw")
     prompt = vkv.load("sys.vkv", model=model, tokenizer=tok)
-    rest   = prompt.resume(ids + more)      # what is still to be computed
+    rest   = prompt.resume(ids + more)      # the tokens still to be computed
 
-Names are resolved when first used, so that ``vkv.inspect`` needs neither MLX nor mlx-lm.
+Names are imported when first used, so that ``vkv.inspect`` needs neither MLX nor mlx-lm.
+``docs/public-api.md`` says what is public and how a name is deprecated.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vkv._version import __version__
@@ -23,20 +22,57 @@ if TYPE_CHECKING:
     from vkv.caches.loading.load import load
     from vkv.caches.packed.make import make_prompt_cache
     from vkv.caches.prompt import Prompt
-    from vkv.caches.saving.save import save
-    from vkv.errors import VkvError
+    from vkv.caches.saving.save import CodecSpec, save
+    from vkv.errors import (
+        CacheError,
+        CodecError,
+        ContainerError,
+        DigestError,
+        HeaderError,
+        MismatchError,
+        MissingFileError,
+        UnknownCodecError,
+        UnsupportedError,
+        VkvError,
+    )
+    from vkv.format.account import Accounting
     from vkv.format.info import Info, inspect
     from vkv.interop.prompt_cache import load_prompt_cache, save_prompt_cache
-    from vkv.store import PromptStore
+    from vkv.store.remote.remote import Remote
+    from vkv.store.results import Collected, Entry, Found, Hit, Stats
+    from vkv.store.store import PromptStore
+    from vkv.store.tiered import TieredStore
     from vkv.tools.convert import convert
-    from vkv.tools.diff import diff
-    from vkv.tools.validate import Report, validate
+    from vkv.tools.diff import Diff, Difference, diff
+    from vkv.tools.validate import Finding, Report, validate
 
+#: Module of each public name.
 _HOME = {
+    "Accounting": "vkv.format.account",
+    "CacheError": "vkv.errors",
+    "CodecError": "vkv.errors",
+    "CodecSpec": "vkv.caches.saving.save",
+    "Collected": "vkv.store.results",
+    "ContainerError": "vkv.errors",
+    "Diff": "vkv.tools.diff",
+    "Difference": "vkv.tools.diff",
+    "DigestError": "vkv.errors",
+    "Entry": "vkv.store.results",
+    "Finding": "vkv.tools.validate",
+    "Found": "vkv.store.results",
+    "HeaderError": "vkv.errors",
+    "Hit": "vkv.store.results",
     "Info": "vkv.format.info",
+    "MismatchError": "vkv.errors",
+    "MissingFileError": "vkv.errors",
     "Prompt": "vkv.caches.prompt",
-    "PromptStore": "vkv.store",
+    "PromptStore": "vkv.store.store",
+    "Remote": "vkv.store.remote.remote",
     "Report": "vkv.tools.validate",
+    "Stats": "vkv.store.results",
+    "TieredStore": "vkv.store.tiered",
+    "UnknownCodecError": "vkv.errors",
+    "UnsupportedError": "vkv.errors",
     "VkvError": "vkv.errors",
     "convert": "vkv.tools.convert",
     "diff": "vkv.tools.diff",
@@ -51,10 +87,31 @@ _HOME = {
 }
 
 __all__ = [
+    "Accounting",
+    "CacheError",
+    "CodecError",
+    "CodecSpec",
+    "Collected",
+    "ContainerError",
+    "Diff",
+    "Difference",
+    "DigestError",
+    "Entry",
+    "Finding",
+    "Found",
+    "HeaderError",
+    "Hit",
     "Info",
+    "MismatchError",
+    "MissingFileError",
     "Prompt",
     "PromptStore",
+    "Remote",
     "Report",
+    "Stats",
+    "TieredStore",
+    "UnknownCodecError",
+    "UnsupportedError",
     "VkvError",
     "__version__",
     "convert",
@@ -70,23 +127,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'vkv' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return value
+if not TYPE_CHECKING:  # a type checker shall refuse names that are not there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'vkv' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOME[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _FrontDoor(ModuleType):
-    """Importing ``vkv.diff``, the module, does not hide ``vkv.diff``, the function."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _FrontDoor

@@ -19,6 +19,7 @@ from vkv.store.local.layout import Layout
 from vkv.store.results import Collected, Entry, Found, Hit, Stats
 
 if TYPE_CHECKING:
+    from vkv.caches.loading.load import LiveForm
     from vkv.caches.saving.save import CodecSpec, Progress
     from vkv.tools.validate import Report
 
@@ -158,7 +159,7 @@ class PromptStore:
         owner = identity.model_id(model)
         return answer.find(self._index, identity.token_bytes(tokens), owner)
 
-    def get(self, tokens: Any, *, model: Any, live: str = "dense") -> Hit | None:
+    def get(self, tokens: Any, *, model: Any, live: LiveForm = "dense") -> Hit | None:
         """The longest stored prefix of a prompt, as a live cache.
 
         A damaged entry is taken out, with a line in the log of ``vkv.store``, and

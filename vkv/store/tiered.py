@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vkv.errors import VkvError
 from vkv.format.dependencies import Files
@@ -20,6 +20,9 @@ from vkv.store.remote.remote import Remote
 from vkv.store.remote.transfer import Progress
 from vkv.store.results import Entry, Found, Hit
 from vkv.store.store import PromptStore
+
+if TYPE_CHECKING:
+    from vkv.caches.loading.load import LiveForm
 
 _log = logging.getLogger("vkv.store")
 #: Seconds in which a remote that failed is not asked again, so that answers do not wait for it.
@@ -74,7 +77,7 @@ class TieredStore(PromptStore):
         self._read_through(tokens, model)
         return super().find(tokens, model=model)
 
-    def get(self, tokens: Any, *, model: Any, live: str = "dense") -> Hit | None:
+    def get(self, tokens: Any, *, model: Any, live: LiveForm = "dense") -> Hit | None:
         """As ``PromptStore.get``, after what the remote has more of is fetched."""
         self._read_through(tokens, model)
         return super().get(tokens, model=model, live=live)

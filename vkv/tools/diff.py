@@ -24,7 +24,13 @@ _LAYER = re.compile(r"layers\[(\d+)\](.*)")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference: where, and what either file has there."""
+    """One difference between two files.
+
+    Attributes:
+        at: Path to the value, e.g. ``layers[3].keys``.
+        a: The value in the first file, as text.
+        b: The value in the second.
+    """
 
     at: str
     a: str

@@ -20,7 +20,14 @@ from vkv.identity.heads import check_heads
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: ``error`` makes the file unusable, ``warning`` does not."""
+    """One thing that is wrong with a file.
+
+    Attributes:
+        severity: ``"error"`` if the file cannot be used, else ``"warning"``.
+        rule: Number of the broken rule in ``spec/v1``, if there is one.
+        at: Path to the value, e.g. ``layers[3].keys``.
+        message: What was found, then what was expected.
+    """
 
     severity: str
     rule: str | None

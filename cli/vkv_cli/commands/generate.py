@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,9 @@ from vkv_cli.options import (
 from vkv_cli.progress import progress
 from vkv_cli.prompt_options import PLAIN, filled
 from vkv_cli.written import show_written
+
+if TYPE_CHECKING:
+    from vkv.caches.loading.load import LiveForm
 
 
 @click.command()
@@ -69,7 +72,7 @@ def generate(
     choice: ModelChoice,
     sampling: Sampling,
     ignore_chat_template: bool,
-    live: str,
+    live: LiveForm,
     force: bool,
     save: Path | None,
     incremental: bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 
@@ -26,7 +26,8 @@ from vkv.format.layer_rules import check_cache, check_layers, is_basis
 from vkv.format.schema import Header, Layer
 from vkv.identity.heads import check_heads
 
-LIVE = ("dense", "packed")
+#: Form of loaded caches: mlx-lm's own classes, or caches that keep the compressed bytes.
+LiveForm = Literal["dense", "packed"]
 #: Bytes read ahead of the layer that is decoded: enough to keep two streams of reads busy.
 AHEAD = 1 << 27
 #: ... and tensors: each is read and hashed by one thread.
@@ -38,7 +39,7 @@ def load(
     *,
     model: Any = None,
     tokenizer: Any = None,
-    live: str = "dense",
+    live: LiveForm = "dense",
     search_paths: Iterable[Place] | None = None,
     basis: Place | None = None,
     force: bool = False,
@@ -87,10 +88,10 @@ def load(
     return prompt
 
 
-def check_live(live: str) -> None:
+def check_live(live: LiveForm) -> None:
     """Refuse what ``live`` of ``load`` cannot be."""
-    if live not in LIVE:
-        raise CacheError(f"live={live!r} is not one of {LIVE}")
+    if live not in get_args(LiveForm):
+        raise CacheError(f"live={live!r}, expected one of {get_args(LiveForm)}")
 
 
 def _caches(file: CacheFile, count: _Progress, packed: bool) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vkv.errors import (
     CacheError,
@@ -21,6 +21,9 @@ from vkv.store.local.index import Index
 from vkv.store.local.ingest import bases
 from vkv.store.local.prefix_tree import DamagedError
 from vkv.store.results import Entry, Found, Hit
+
+if TYPE_CHECKING:
+    from vkv.caches.loading.load import LiveForm
 
 _log = logging.getLogger("vkv.store")
 
@@ -53,7 +56,7 @@ def find(index: Index, tokens: bytes, owner: bytes) -> Found | None:
             return None
 
 
-def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: str) -> Hit | None:
+def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: LiveForm) -> Hit | None:
     """The same as a live cache; a damaged entry is taken out and the next best tried.
 
     Args:
@@ -96,7 +99,7 @@ def _same(entry: Entry, owner: bytes) -> bool:
         return document.id == entry.id and model is not None and model.id == owner
 
 
-def _load(index: Index, found: Found, tokens: list[int], model: Any, live: str) -> Hit:
+def _load(index: Index, found: Found, tokens: list[int], model: Any, live: LiveForm) -> Hit:
     from vkv.caches.loading.load import load
 
     prompt = load(
