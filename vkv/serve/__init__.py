@@ -1,14 +1,14 @@
-"""mlx_lm.server over a store: prompts that were read once are found again after a restart.
+"""Run mlx_lm.server over a store, so that prompts computed once survive a restart.
 
 ::
 
     server = Server(upstream.arguments(model="SmolLM2-135M-Instruct"), Disk(...))
-    server.start()      # HTTP as mlx_lm.server has it
-    server.close()      # what waits to be written is written
+    server.start()      # serve HTTP as mlx_lm.server does
+    server.close()      # write the prompts that wait, then end
 
-The HTTP API, batching and sampling are mlx_lm.server's own; ``upstream`` has all that
-is used of it. Its in-memory prompt cache is ``StoredPrompts`` here, which looks on
-disk for what memory lacks, and hands finished prompts to a ``Writer``.
+The HTTP API, batching and sampling are mlx_lm.server's own; ``upstream`` lists every
+name of it that is used. ``StoredPrompts`` replaces its in-memory prompt cache: it looks
+on disk for prompts that memory lacks, and passes finished prompts to a ``Writer``.
 """
 
 from vkv.serve.disk import Disk

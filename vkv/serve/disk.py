@@ -1,4 +1,4 @@
-"""What a server asks of a store: the longest prefix that is worth loading, and writing."""
+"""Load the longest stored prefix of a prompt, and store finished prompts, for a server."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 import mlx.core as mx
 
 from vkv.identity import of_model, token_bytes
-from vkv.serve.writer import Job, Progress, Writer
+from vkv.serve.writer import Job, Writer
 from vkv.store import Hit, PromptStore
 from vkv.store.local.prefix_tree import WIDTH
 
 if TYPE_CHECKING:
-    from vkv.caches.saving.save import CodecSpec
+    from vkv.caches.saving.save import CodecSpec, Progress
 
-#: Tokens that reading or writing a prompt must spare. Below, computing them again is as fast.
+#: Least tokens that loading or storing a prompt must save: fewer are as fast to compute again.
 MIN_TOKENS = 128
 
 _log = logging.getLogger("vkv.serve")
 
 
 class Models(Protocol):
-    """What is read of mlx_lm.server's ``ModelProvider``."""
+    """Name the attributes of mlx_lm.server's ``ModelProvider`` that are read here."""
 
     model: Any
     tokenizer: Any
@@ -33,23 +33,24 @@ class Models(Protocol):
 
 
 class Disk:
-    """A store as the thread that generates sees it; ``get`` and ``offer`` never raise.
+    """Give the generation thread a store; ``get`` and ``offer`` never raise.
 
-    Reading and writing have each a connection to the index, so that a hit does not
-    wait for a file that is being written.
+    Reads and writes use separate connections to the index, so that a hit does not wait
+    for a file that is being written.
 
     Args:
         root: As ``PromptStore`` takes it.
         max_bytes: As ``PromptStore`` takes it.
-        min_tokens: A prompt is loaded if that spares so many tokens more than memory
-            does, and written if it has so many tokens more than what is stored.
+        min_tokens: Load a prefix only if it is this many tokens longer than the one in
+            memory; store a prompt only if it is this many tokens longer than what is
+            stored.
         codec: As ``vkv.save`` takes it.
-        write: Whether prompts are written at all.
-        kv_bits: Bits of the server's own cache quantization; stored caches of
-            mlx-lm's QuantizedKVCache then fit.
+        write: Store finished prompts; ``False`` only reads.
+        kv_bits: Bits of the server's own cache quantization, in which case stored
+            caches of mlx-lm's QuantizedKVCache can be used.
 
     Raises:
-        VkvError: ``max_bytes`` is not a size.
+        VkvError: If ``max_bytes`` is not a size.
     """
 
     def __init__(
@@ -70,26 +71,26 @@ class Disk:
         self._failing = False
         self.writer = Writer(self._write) if write else None
 
-    def get(self, models: Models, tokens: list[int], held: int) -> Hit | None:
-        """The longest stored prefix, if it spares enough.
+    def get(self, models: Models, tokens: list[int], in_memory: int) -> Hit | None:
+        """Return the longest stored prefix, or ``None`` if it saves too few tokens.
 
         Args:
-            models: With the model that will go on.
+            models: Provider of the model that will continue the prompt.
             tokens: The whole prompt.
-            held: How many leading tokens are in memory.
+            in_memory: Number of leading tokens whose cache is in memory.
         """
-        if len(tokens) - 1 - held < self._min or not _text(tokens, models):
+        if len(tokens) - 1 - in_memory < self._min or not _is_storable(tokens, models):
             return None
         try:
             owner = self._id(models.model)
-            if self._stored(owner, tokens) - held < self._min:
+            if self._stored(owner, tokens) - in_memory < self._min:
                 return None
             hit = self.store.get(tokens, model=owner)
         except Exception as exc:  # it would end the thread that serves everyone
             self._failed(exc)
             return None
         self._failing = False
-        if hit is None or hit.tokens - held < self._min:
+        if hit is None or hit.tokens - in_memory < self._min:
             return None
         if not fits(hit.cache, models.model, self._kv_bits):
             self._unfit.add(hit.entry.id)
@@ -100,14 +101,16 @@ class Disk:
         return hit
 
     def offer(self, models: Models, tokens: list[int], cache: list[Any]) -> None:
-        """Have a prompt written, if enough of it is new. Call where it was computed.
+        """Queue a prompt for storing, if enough of it is new.
+
+        Call it in the thread that computed the cache: MLX binds pending work to a thread.
 
         Args:
-            models: With the model that filled it.
+            models: Provider of the model that filled the cache.
             tokens: The tokens that ``cache`` holds.
             cache: One mlx-lm cache per layer; never changed after this call.
         """
-        if self.writer is None or len(tokens) < self._min or not _text(tokens, models):
+        if self.writer is None or len(tokens) < self._min or not _is_storable(tokens, models):
             return
         try:
             owner, data = self._id(models.model), token_bytes(tokens)
@@ -115,8 +118,8 @@ class Disk:
                 return
             if len(tokens) - self._stored(owner, tokens) < self._min:
                 return
-            mx.eval([c.state for c in cache])  # here: work is bound to the thread it is for
-        except Exception as exc:  # as above
+            mx.eval([c.state for c in cache])
+        except Exception as exc:  # as in get
             self._failed(exc)
             return
         label = _label(models.model_key)
@@ -124,7 +127,7 @@ class Disk:
         self.writer.offer(job)
 
     def close(self, seconds: float) -> None:
-        """Write what waits, for at most so many seconds."""
+        """Store the prompts that wait, for at most ``seconds``."""
         if self.writer is None:
             return
         waiting = self.writer.waiting()
@@ -135,11 +138,11 @@ class Disk:
             _log.warning("%d prompts were not stored: too many waited", self.writer.dropped)
 
     def _stored(self, owner: bytes, tokens: list[int]) -> int:
-        found = self.store.find(tokens, model=owner)
-        return 0 if found is None or found.entry.id in self._unfit else found.tokens
+        match = self.store.find(tokens, model=owner)
+        return 0 if match is None or match.entry.id in self._unfit else match.tokens
 
     def _id(self, model: Any) -> bytes:
-        """The model's id, computed once per model; holds no model that mlx-lm let go."""
+        """Return the model's id, computed once per model; keeps no reference to the model."""
         if self._owner is None or self._owner[0]() is not model:
             self._owner = weakref.ref(model), of_model(model)[0].id
         return self._owner[1]
@@ -158,7 +161,7 @@ class Disk:
 
 
 def fits(cache: list[Any], model: Any, kv_bits: int | None = None) -> bool:
-    """Whether loaded caches are of the classes that the server makes for ``model``."""
+    """Return True if loaded caches have the classes that the server makes for ``model``."""
     from mlx_lm.models.cache import make_prompt_cache
 
     fresh = make_prompt_cache(model)
@@ -183,17 +186,17 @@ def _trims(cache: list[Any]) -> bool:
     return bool(can_trim_prompt_cache(cache))
 
 
-def _text(tokens: list[int], models: Models) -> bool:
-    """Whether a prompt is of text alone and of one model.
+def _is_storable(tokens: list[int], models: Models) -> bool:
+    """Return True for a prompt of text alone, computed by one model.
 
-    mlx-lm stands for images with negative ids, and puts the caches of a draft model
-    behind the model's own.
+    mlx-lm writes images as negative ids, and appends the caches of a draft model to the
+    model's own.
     """
     return models.model is not None and models.draft_model is None and min(tokens) >= 0
 
 
 def _label(key: Any) -> dict[str, str]:
-    """Metadata, as ``vkv save`` writes it, from mlx-lm's (model, adapter, draft model)."""
+    """Make the metadata that ``vkv save`` writes, from (model, adapter, draft model)."""
     return {
         name: str(value)
         for name, value in zip(("model", "adapter_path"), key, strict=False)

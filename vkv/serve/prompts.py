@@ -1,4 +1,4 @@
-"""The prompt cache of a server: mlx-lm's own in memory, and a store behind it."""
+"""Extend mlx-lm's in-memory prompt cache by a store on disk."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from vkv.serve.disk import Disk, Models
 
 
 class StoredPrompts:
-    """Stands in for an ``LRUPromptCache``; used by one thread, the one that generates.
+    """Replace an ``LRUPromptCache``; for one thread, the one that generates.
 
     Args:
-        memory: The ``LRUPromptCache``; all that is not below is its own.
+        memory: The ``LRUPromptCache``; it answers all methods that are not defined here.
         models: The server's ``ModelProvider``.
         disk: The store.
     """
@@ -29,18 +29,18 @@ class StoredPrompts:
     def fetch_nearest_cache(
         self, model: Any, tokens: list[int]
     ) -> tuple[list[Any] | None, list[int]]:
-        """The longest prefix of a prompt that is in memory or worth loading.
+        """Return the longest prefix of a prompt that is in memory or worth loading.
 
         Args:
             model: mlx-lm's key of the model.
             tokens: The whole prompt.
 
         Returns:
-            A cache that the caller may change, or ``None``; and the tokens still to be
-            computed, at least one.
+            A cache that the caller may change, or ``None``; and the tokens left to
+            compute, at least one.
         """
         cache, rest = self._in_memory(model, tokens)
-        hit = self._disk.get(self._models, tokens, held=len(tokens) - len(rest))
+        hit = self._disk.get(self._models, tokens, in_memory=len(tokens) - len(rest))
         if hit is None:
             return cache, rest
         self._memory.insert_cache(model, tokens[: hit.tokens], hit.cache)
@@ -57,7 +57,7 @@ class StoredPrompts:
     def insert_cache(
         self, model: Any, tokens: list[int], prompt_cache: list[Any], **options: Any
     ) -> None:
-        """Keep a prompt in memory, and have it written if enough of it is new.
+        """Keep a prompt in memory, and queue it for storing if enough of it is new.
 
         Args:
             model: mlx-lm's key of the model.

@@ -1,4 +1,4 @@
-"""Prompts are written in the background: a bounded queue, and one thread that empties it."""
+"""Store prompts in the background: a bounded queue, and one thread that empties it."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from vkv.store.local.prefix_tree import WIDTH, common_bytes
 
-#: Prompts that may wait. Each holds its cache in memory, which the in-memory prompt
-#: cache may have let go by then.
+if TYPE_CHECKING:
+    from vkv.caches.saving.save import Progress
+
+#: Prompts that may wait. Each keeps its cache in memory, also after the in-memory prompt
+#: cache has evicted it.
 QUEUE = 4
 
 _log = logging.getLogger("vkv.serve")
 
-#: Called with (bytes done, bytes in all).
-Progress = Callable[[int, int], None]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """A prompt to be written.
+    """Hold one prompt that waits to be stored.
 
     Attributes:
         owner: Id of the model.
         tokens: Little-endian u32, as ``vkv.identity.token_bytes`` gives them.
-        trims: Whether the cache can drop its last tokens, and so serves shorter prompts.
+        trims: True if the cache can drop its last tokens, and so serves shorter prompts.
         cache: One mlx-lm cache per layer, evaluated.
         model: The model that filled it.
         tokenizer: Its tokenizer.
-        metadata: Stored with it.
+        metadata: Text to text, stored with the prompt.
     """
 
     owner: bytes
@@ -46,31 +46,31 @@ class Job:
     metadata: dict[str, str] = field(default_factory=dict)
 
     def covers(self, owner: bytes, tokens: bytes) -> int:
-        """How many leading ``tokens`` a prompt finds in this one."""
+        """Return the number of leading ``tokens`` that this job will serve once stored."""
         if owner != self.owner:
             return 0
         common = common_bytes(tokens, self.tokens)
         return common // WIDTH if self.trims or common == len(self.tokens) else 0
 
     def continues(self, other: Job) -> bool:
-        """Whether this is the same conversation, further on."""
+        """Return True if this prompt begins with all of the other one."""
         return self.owner == other.owner and self.tokens.startswith(other.tokens)
 
 
 class _GivenUpError(Exception):
-    """The time to write is over."""
+    """Signals that the time for writing is over."""
 
 
 class Writer:
-    """Writes jobs one after the other in a thread of its own.
+    """Write jobs one after the other in a thread of its own.
 
     Args:
         write: Called with a job and a progress callback, which may raise to stop it.
-        size: How many jobs may wait.
+        size: Number of jobs that may wait.
 
     Attributes:
-        written: Jobs that were written.
-        dropped: Jobs that found the queue full.
+        written: Number of jobs that were written.
+        dropped: Number of jobs refused because the queue was full.
     """
 
     def __init__(self, write: Callable[[Job, Progress], object], size: int = QUEUE):
@@ -84,7 +84,7 @@ class Writer:
         self._thread.start()
 
     def covers(self, owner: bytes, tokens: bytes) -> int:
-        """How many leading ``tokens`` a prompt will find in what is not yet written."""
+        """Return the number of leading ``tokens`` that jobs not yet written will serve."""
         with self._changed:
             jobs = [*self._waiting, *([self._current] if self._current else [])]
         return max((job.covers(owner, tokens) for job in jobs), default=0)
@@ -92,19 +92,19 @@ class Writer:
     def offer(self, job: Job) -> bool:
         """Queue a job.
 
-        It takes the place of a waiting one that it continues, if it serves all that the
-        other would have served, or if the queue is full.
+        The job replaces a waiting one that it continues, if it serves every prompt that
+        the other one would serve, or if the queue is full.
 
         Returns:
-            Whether it was taken; if not, the queue was full, or is closed.
+            True if the job was queued; False if the queue is full or closed.
         """
         with self._changed:
             if self._closing:
                 return False
             full = len(self._waiting) >= self._size
-            place = next((i for i, old in enumerate(self._waiting) if job.continues(old)), None)
-            if place is not None and (job.trims or full):
-                self._waiting[place] = job
+            older = next((i for i, old in enumerate(self._waiting) if job.continues(old)), None)
+            if older is not None and (job.trims or full):
+                self._waiting[older] = job
             elif full:
                 self._drop()
                 return False
@@ -120,15 +120,15 @@ class Writer:
             _log.warning(text, self._size)
 
     def waiting(self) -> int:
-        """How many jobs are not yet written, the one under way included."""
+        """Return the number of jobs not yet written, the one being written included."""
         with self._changed:
             return len(self._waiting) + (self._current is not None)
 
     def close(self, seconds: float) -> int:
-        """Write what waits, for at most so many seconds, and end the thread.
+        """Write the jobs that wait, for at most ``seconds``, and end the thread.
 
         Returns:
-            How many prompts were not written, a half-written one included.
+            Number of jobs that were not written, a half-written one included.
         """
         with self._changed:
             self._closing = True
@@ -145,7 +145,7 @@ class Writer:
     def _run(self) -> None:
         while (job := self._next()) is not None:
             self._try(job)
-            job = None  # lets the cache go before the next one comes
+            job = None  # frees the cache before the next job comes
             with self._changed:
                 self._current = None
                 self._changed.notify_all()
@@ -163,7 +163,7 @@ class Writer:
             self._write(job, self._step)
         except _GivenUpError:
             return
-        except Exception as exc:  # whatever happens to a file, serving goes on
+        except Exception as exc:  # a fault of the store must not stop the server
             level = logging.DEBUG if self._failing else logging.WARNING
             _log.log(level, "prompts are not stored: %s", exc or type(exc).__name__)
             self._failing = True
@@ -176,7 +176,7 @@ class Writer:
             raise _GivenUpError
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all is written; whether it is."""
+        """Wait until every job is written; return False if that took too long."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not self._waiting and self._current is None, seconds
