@@ -12,6 +12,7 @@ from vkv.codecs.kernels.device import on_cuda
 from vkv.codecs.kvquant.codec import KvQuant
 from vkv.codecs.nsnquant import kernels_cpu
 from vkv.codecs.nsnquant.codec import NSNQuant, codebook
+from vkv.codecs.protocol import FusedContext
 from vkv.format.schema import Rope
 
 #: Half a step of the cast, and what the sums before it may differ by.
@@ -144,8 +145,8 @@ def test_cuda_writes_what_surrounds_the_codes(head, tail, codec, rope, dtype):
     x = normal(2, 2, head + 192 + tail, 128).astype(dtype)
     before, middle, after = mx.split(x, [head, head + 192], axis=2)
     parts = codec.encode(middle.astype(mx.float32))
-    frame = kernels_cuda.Frame(before, after, rope)
-    got = codec.framed(parts, middle.shape, dtype, frame)
+    frame = FusedContext(before, after, rope)
+    got = codec.decode_fused(parts, middle.shape, dtype, frame)
     want = codec.decode(parts, middle.shape, dtype)
     if rope is not None:
         want = rotate(want, rope, head, dtype=dtype)

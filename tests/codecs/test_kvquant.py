@@ -239,7 +239,7 @@ def test_q8_values_that_are_no_float16(table, value):
         TABLES[table].encode(mx.array(x))
     assert (exc.value.rule, exc.value.at) == ("Q8", "kvquant.x")
     with pytest.raises(CodecError):
-        TABLES[table].encode_with(mx.array(x), TABLES[table].encode(mx.array(normal(*x.shape))))
+        TABLES[table].encode_after(mx.array(x), TABLES[table].encode(mx.array(normal(*x.shape))))
 
 
 @cache
@@ -480,7 +480,7 @@ def test_encoding_is_deterministic(table):
 def grown(codec: KvQuant, x: np.ndarray, cuts: list[int]) -> list[dict[str, mx.array]]:
     pieces = [codec.encode(mx.array(x[:, :, : cuts[0]]))]
     for a, b in zip(cuts, [*cuts[1:], x.shape[2]], strict=True):
-        pieces.append(codec.encode_with(mx.array(x[:, :, a:b]), pieces[-1]))
+        pieces.append(codec.encode_after(mx.array(x[:, :, a:b]), pieces[-1]))
         codec.validate(pieces[-1], (*x.shape[:2], b - a, x.shape[3]))
     return pieces
 
@@ -540,9 +540,8 @@ def test_refit_follows_a_drift():
     x = normal(1, 2, 384, 16)
     x[:, :, 128:] = 3 * x[:, :, 128:] + 5
     first, old = grown(KEYS, x[:, :, :256], [128])
-    tables = KEYS.refit(mx.array(x[:, :, 128:256]))
-    assert tables.keys() == set(KEYS.tables)
-    new = KEYS.encode_with(mx.array(x[:, :, 256:]), tables)
+    newest = KEYS.encode(mx.array(x[:, :, 128:256]))
+    new = KEYS.encode_after(mx.array(x[:, :, 256:]), newest)
     assert new["outliers"].size < 0.1 * old["outliers"].size
     assert KEYS.join([first, new]) is None
 

@@ -11,13 +11,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.helpers.codecs import fixed_bytes
 from tests.reference import nsnquant as reference
 from vkv.codecs.nsnquant import codebooks, hadamard
 from vkv.codecs.nsnquant import transform as nsn
 from vkv.codecs.nsnquant.codebook_search import GRID, LIMIT, STEPS, Search
 from vkv.codecs.nsnquant.codebooks import Spec
 from vkv.codecs.nsnquant.codec import NSNQuant, codebook
-from vkv.codecs.protocol import build, nbytes, typed
+from vkv.codecs.protocol import build, typed
 from vkv.errors import CodecError
 
 SEED = {"match": "cosine", "fit": "nsn", "metadata_bits": 16, "pre_rope": False}
@@ -268,15 +269,15 @@ def test_search_finds_the_nearest(dim, magnitude, cosine_match):
 def test_bits_per_element(options, dim, want):
     codec = NSNQuant(**options)
     shape = (2, 3, 2 * codec.window, dim)
-    size = nbytes(codec, shape) - 2 * codec.codebook_size * codec.subvector_dim
+    size = fixed_bytes(codec, shape) - 2 * codec.codebook_size * codec.subvector_dim
     assert 8 * size / np.prod(shape) == want
 
 
 def test_bits_of_real_parts():
     x = mx.array(normal(1, 2, 128, 128))
     parts = NSNQuant().encode(x)
-    assert sum(p.nbytes for p in parts.values()) == nbytes(NSNQuant(), x.shape)
-    assert round(8 * (nbytes(NSNQuant(), x.shape) - 4096) / x.size, 3) == 2.238
+    assert sum(p.nbytes for p in parts.values()) == fixed_bytes(NSNQuant(), x.shape)
+    assert round(8 * (fixed_bytes(NSNQuant(), x.shape) - 4096) / x.size, 3) == 2.238
 
 
 @pytest.mark.parametrize("options", [{}, {"bits": 1}, SEED, {"window": 10}])

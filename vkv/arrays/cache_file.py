@@ -115,7 +115,7 @@ class CacheFile:
         """
         codec = fit(self.header, segment, shape)
         self.prefetch(segment.parts.values())
-        wait = codec.id != "raw"  # what checks and decodes codes must be able to trust them
+        wait = not codec.traits.verbatim  # what checks and decodes codes must be able to trust them
         parts = {part: self.array(name, wait=wait) for part, name in segment.parts.items()}
         if 0 not in shape:
             codec.validate(parts, shape)

@@ -26,7 +26,6 @@ from vkv.caches.saving.rate_plan import add_layers
 from vkv.caches.saving.save import save, wish
 from vkv.caches.saving.write_plan import Plan
 from vkv.codecs import registry
-from vkv.codecs.protocol import Planner
 from vkv.errors import VkvError
 from vkv.format.dependencies import Files
 from vkv.format.document import open_document
@@ -42,18 +41,22 @@ BASIS = " +basis"
 
 def default_codecs() -> list[str]:
     """The settings that each codec of the table gives as its examples, raw first."""
-    found = [text for codec in registry.CODECS.values() for text in codec.examples]
-    return sorted(found, key=lambda text: (text != "raw", text))
+    examples = [
+        (not codec.traits.verbatim, text)
+        for codec in registry.CODECS.values()
+        for text in codec.examples
+    ]
+    return [text for _, text in sorted(examples)]
 
 
 def with_basis(names: Sequence[str]) -> list[str]:
     """The same, and each setting of a codec that can use a basis once more, with it."""
     both = ((name, name + BASIS) for name in names)
-    return [n for own, lent in both for n in ((own, lent) if _plans(own) else (own,))]
+    return [n for own, lent in both for n in ((own, lent) if _takes_basis(own) else (own,))]
 
 
-def _plans(name: str) -> bool:
-    return issubclass(registry.parse(name.partition("/")[0]).codec, Planner)
+def _takes_basis(name: str) -> bool:
+    return registry.parse(name.partition("/")[0]).codec.traits.takes_basis
 
 
 class Bench:

@@ -49,14 +49,14 @@ class Kept:
 
 
 def follows(codec: Codec, before: Kept | None) -> bool:
-    """Whether ``codec`` goes on with the tables of the codes before, whatever the length.
+    """Return whether ``codec`` goes on with the tables of the segment before.
 
-    A codec with a ``refit_interval`` fits new ones after so many tokens.
+    Any number of tokens can follow then. A codec with a ``refit_interval`` fits new
+    tables, to the newest tokens alone, after so many.
     """
-    if before is None or before.codec != codec or not hasattr(codec, "encode_with"):
+    if before is None or before.codec != codec or not codec.traits.reuses_tables:
         return False
-    interval = getattr(codec, "refit_interval", 0)
-    return interval == 0 or before.tokens < interval
+    return codec.refit_interval == 0 or before.tokens < codec.refit_interval
 
 
 def encode(codec: Codec, x: mx.array, before: Kept | None) -> Parts:
@@ -66,8 +66,7 @@ def encode(codec: Codec, x: mx.array, before: Kept | None) -> Parts:
         VkvError: The codec refuses ``x``.
     """
     if before is not None and follows(codec, before):
-        parts: Parts = codec.encode_with(x, before.parts)  # type: ignore[attr-defined]
-        return parts
+        return codec.encode_after(x, before.parts)
     return codec.encode(x)
 
 

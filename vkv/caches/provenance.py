@@ -15,6 +15,7 @@ import mlx.core as mx
 from vkv.arrays.cache_file import CacheFile
 from vkv.caches.encoded import Kept
 from vkv.caches.loading.decode import decode_segment
+from vkv.codecs import registry
 from vkv.codecs.protocol import NAMES
 from vkv.format.layers import segment_shape
 from vkv.format.schema import Layer, Segment, Tensor
@@ -46,7 +47,7 @@ class Origin:
         kept: list[Kept] = []
         start = 0
         for i, segment in enumerate(tensor.segments):
-            if segment.codec == "raw" and "sink" not in self.roles(segment).values():
+            if registry.is_lossless(segment) and "sink" not in self.roles(segment).values():
                 break
             found = self._match(name, tensor, i, x, start)
             if found is None:

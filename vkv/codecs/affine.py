@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -10,9 +11,13 @@ import mlx.core as mx
 from vkv.codecs.protocol import (
     DTYPES,
     NAMES,
+    FusedContext,
     Layout,
     Options,
     Parts,
+    Piece,
+    Planned,
+    Traits,
     check_choice,
     check_layout,
 )
@@ -51,11 +56,16 @@ class Affine:
 
     id: ClassVar[str] = "affine"
     version: ClassVar[int] = 1
+    traits: ClassVar[Traits] = Traits()
     roles: ClassVar[dict[str, str]] = {
         "codes": "payload",
         "scales": "metadata",
         "biases": "metadata",
     }
+    pre_rope: ClassVar[bool] = False
+    window: ClassVar[int] = 1
+    min_tokens: ClassVar[int] = 1
+    refit_interval: ClassVar[int] = 0
     examples: ClassVar[tuple[str, ...]] = tuple(f"affine:bits={b}" for b in (2, 3, 4, 8))
 
     bits: int = 4
@@ -70,6 +80,9 @@ class Affine:
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
         scale = "BF16" if dtype == "BF16" else "F16"
         return cls(**{"scale": scale, **options})  # type: ignore[arg-type]  # checked when built
+
+    def for_rotated_keys(self) -> Self:
+        return self
 
     def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
         if NAMES.get(dtype) not in _ALLOWED["scale"]:
@@ -113,10 +126,21 @@ class Affine:
             )
         return {"codes": codes, "scales": scales, "biases": biases}
 
+    def encode_after(self, x: mx.array, earlier: Parts) -> Parts:
+        return self.encode(x)
+
+    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+        return [Planned(self)] * len(pieces)
+
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         return mx.dequantize(
             parts["codes"], parts["scales"], parts["biases"], group_size=self.group, bits=self.bits
         ).astype(dtype)
+
+    def decode_fused(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, context: FusedContext
+    ) -> mx.array | None:
+        return None
 
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
         return {name: part[..., :tokens, :] for name, part in parts.items()}

@@ -1,16 +1,15 @@
-"""What every codec is: parameters, a layout, and the way there and back."""
+"""State what every codec must offer, and all that its callers may ask of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import prod
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import mlx.core as mx
 
 from vkv.errors import CodecError
-from vkv.format.schema import ITEMSIZE, Scalar
+from vkv.format.schema import Rope, Scalar
 
 #: Part name -> array.
 Parts = dict[str, mx.array]
@@ -28,6 +27,49 @@ FLOATS = ("F16", "BF16", "F32")
 NAMES: dict[mx.Dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """Facts about a codec that its callers act on; the defaults are those of most codecs.
+
+    Attributes:
+        verbatim: Its one part is the tensor itself: nothing is computed to read it.
+        lossless: ``decode`` returns what ``encode`` was given, bit for bit.
+        plans: ``plan`` looks at all tensors of a cache before the first is encoded.
+        takes_basis: ``plan`` can encode with a table of another file (``Piece.basis``).
+        reuses_tables: ``encode_after`` goes on with the tables of the segment before, so
+            that any number of tokens can follow; its parts must be given to it.
+        expensive_part: The part that costs far more than its bytes, each time it is
+            read (T23).
+        other_roles: Roles that its parts may have instead of those in ``Codec.roles``.
+    """
+
+    verbatim: bool = False
+    lossless: bool = False
+    plans: bool = False
+    takes_basis: bool = False
+    reuses_tables: bool = False
+    expensive_part: str | None = None
+    other_roles: tuple[str, ...] = ()
+
+
+class FusedContext(NamedTuple):
+    """Exact tokens around encoded ones, for a kernel that writes all of them at once.
+
+    Attributes:
+        head: Tokens before them, ``(B, H, n, D)`` in the dtype wanted.
+        tail: Tokens behind them.
+        rope: Applied to the decoded keys, of which the first is at position ``n``.
+    """
+
+    head: mx.array | None = None
+    tail: mx.array | None = None
+    rope: Rope | None = None
+
+
+#: No tokens around the encoded ones.
+ALONE = FusedContext()
+
+
 class Codec(Protocol):
     """Turns a tensor ``(B, H, T, D)`` into named parts and back.
 
@@ -38,10 +80,27 @@ class Codec(Protocol):
 
     id: ClassVar[str]
     version: ClassVar[int]
-    #: Part name -> role in the byte account (``vkv.header.ROLES``).
+    traits: ClassVar[Traits]
+    #: Part name -> role in the byte account (``vkv.format.schema.ROLES``).
     roles: ClassVar[dict[str, str]]
     #: Codec strings that ``vkv bench`` runs.
     examples: ClassVar[tuple[str, ...]]
+
+    @property
+    def pre_rope(self) -> bool:
+        """Ask for keys without their rotary embedding."""
+
+    @property
+    def window(self) -> int:
+        """Tokens that are encoded together, and between which ``prefix`` can cut."""
+
+    @property
+    def min_tokens(self) -> int:
+        """Fewest tokens, sinks not counted, of which ``span`` encodes any."""
+
+    @property
+    def refit_interval(self) -> int:
+        """Tokens of one segment after which a live cache fits new tables; 0: never."""
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
@@ -53,33 +112,66 @@ class Codec(Protocol):
             dtype: Dtype of the tensor, as safetensors names it.
         """
 
+    def for_rotated_keys(self) -> Self:
+        """Return the same codec for keys that keep their rotary embedding."""
+
     def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
-        """Why a tensor of this shape and dtype cannot be encoded, or ``None``."""
+        """Return why a tensor of this shape and dtype cannot be encoded, or ``None``."""
 
     def span(self, tokens: int, start: int) -> tuple[int, int]:
-        """Of ``tokens`` tokens from position ``start`` on: ``(lead, body)``.
+        """Split ``tokens`` tokens from position ``start`` on: ``(lead, body)``.
 
         ``lead`` leading tokens are stored raw as sinks, ``body`` are encoded, and
         what remains is stored raw as the residual.
         """
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Dtype and shape of each part for an ``x`` of the given shape."""
+        """Return dtype and shape of each part for an ``x`` of the given shape."""
 
     def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
         """Check form and value ranges of ``parts``; after it ``decode`` is safe."""
 
     def encode(self, x: mx.array) -> Parts:
-        """``x`` of shape ``(B, H, T, D)`` to parts."""
+        """Encode ``x`` of shape ``(B, H, T, D)``."""
+
+    def encode_after(self, x: mx.array, earlier: Parts) -> Parts:
+        """Encode tokens that follow a segment of this codec.
+
+        Args:
+            x: ``(B, H, T, D)``.
+            earlier: Parts of that segment. Where ``traits.reuses_tables``, its tables
+                become those of the new parts.
+        """
+
+    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+        """Choose a codec for each tensor, and encode all of them.
+
+        Called on what ``configure`` makes of the options for keys, where ``traits.plans``.
+        Elsewhere the answer is this codec for each, with nothing encoded.
+
+        Args:
+            pieces: The tensors of all layers.
+            overhead: Bytes of the file beside them, which count as theirs.
+        """
 
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """Parts to an array of ``shape`` and ``dtype``."""
+        """Decode to an array of ``shape`` and ``dtype``."""
+
+    def decode_fused(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, context: FusedContext
+    ) -> mx.array | None:
+        """Decode, rotate and join with the exact tokens around, in one kernel.
+
+        Returns:
+            ``(B, H, n + T + m, D)`` for ``n`` tokens before and ``m`` behind; ``None``
+            where there is no such kernel for this device, shape or context.
+        """
 
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
-        """Parts of the first ``tokens`` tokens, without re-encoding; ``None`` if impossible."""
+        """Return parts of the first ``tokens`` tokens, with no error added, or ``None``."""
 
     def join(self, pieces: list[Parts]) -> Parts | None:
-        """Parts of consecutive segments as those of one; ``None`` if impossible."""
+        """Return parts of consecutive segments as those of one, or ``None``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +195,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a piece gets.
+    """A codec chosen for one tensor.
 
     Attributes:
         codec: ``raw`` where the codec asked for cannot hold it.
-        parts: What the codec makes of the tokens in its ``span``; ``None`` for ``raw``.
+        parts: The encoded tokens of the ``span``; ``None`` where they are still to be encoded.
         note: Why ``raw``.
     """
 
     codec: Codec
     parts: Parts | None = None
     note: str | None = None
-
-
-@runtime_checkable
-class Planner(Protocol):
-    """A codec that looks at all tensors of a cache before it encodes the first."""
-
-    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
-        """A codec for each piece, and what it makes of it.
-
-        Called on what ``configure`` makes of the options for keys.
-
-        Args:
-            pieces: The tensors of all layers.
-            overhead: Bytes of the file beside them, which count as theirs.
-        """
 
 
 def typed(codec: type[Any], options: dict[str, str]) -> Options:
@@ -207,15 +284,6 @@ def finite(*arrays: mx.array) -> bool:
     """Whether everything in these F16 arrays is finite; a GPU is waited for once."""
     bits = [x.view(mx.uint16).flatten() for x in arrays if x.size]
     return not bits or int((mx.concatenate(bits) & 0x7FFF).max()) < 0x7C00
-
-
-def nbytes(codec: Codec, shape: tuple[int, ...]) -> int:
-    """Stored size in bytes of the parts whose size the shape alone fixes."""
-    return sum(
-        prod(n for n in dims if n is not None) * ITEMSIZE[dtype]
-        for dtype, dims in codec.layout(shape).values()
-        if None not in dims
-    )
 
 
 def memory(x: mx.array) -> memoryview:

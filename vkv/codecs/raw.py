@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -10,9 +11,13 @@ import mlx.core as mx
 from vkv.codecs.protocol import (
     DTYPES,
     NAMES,
+    FusedContext,
     Layout,
     Options,
     Parts,
+    Piece,
+    Planned,
+    Traits,
     check_choice,
     check_layout,
 )
@@ -33,7 +38,14 @@ class Raw:
 
     id: ClassVar[str] = "raw"
     version: ClassVar[int] = 1
+    traits: ClassVar[Traits] = Traits(
+        verbatim=True, lossless=True, other_roles=("sink", "residual", "table")
+    )
     roles: ClassVar[dict[str, str]] = {"data": "payload"}
+    pre_rope: ClassVar[bool] = False
+    window: ClassVar[int] = 1
+    min_tokens: ClassVar[int] = 1
+    refit_interval: ClassVar[int] = 0
     examples: ClassVar[tuple[str, ...]] = ("raw",)
 
     dtype: str = "F16"
@@ -44,6 +56,9 @@ class Raw:
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
         return cls(**{"dtype": dtype, **options})  # type: ignore[arg-type]  # checked when built
+
+    def for_rotated_keys(self) -> Self:
+        return self
 
     def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
         if dtype not in NAMES:
@@ -62,8 +77,19 @@ class Raw:
     def encode(self, x: mx.array) -> Parts:
         return {"data": x.astype(DTYPES[self.dtype])}
 
+    def encode_after(self, x: mx.array, earlier: Parts) -> Parts:
+        return self.encode(x)
+
+    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+        return [Planned(self)] * len(pieces)
+
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         return parts["data"].astype(dtype)
+
+    def decode_fused(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, context: FusedContext
+    ) -> mx.array | None:
+        return None
 
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
         return {"data": parts["data"][..., :tokens, :]}

@@ -15,6 +15,7 @@ from vkv.codecs.protocol import Codec, Layout, Options, Parts, build, typed
 from vkv.codecs.raw import Raw
 from vkv.codecs.tc.codec import Tc
 from vkv.errors import CodecError, UnknownCodecError
+from vkv.format.schema import Segment
 
 __all__ = ["CODECS", "Choice", "Codec", "Layout", "Parts", "parse", "resolve"]
 
@@ -38,6 +39,12 @@ def resolve(codec: str, version: int, params: Options) -> Codec:
     if (codec, version) not in CODECS:
         raise UnknownCodecError(codec, version, known=newest())
     return build(CODECS[codec, version], params)  # type: ignore[no-any-return]
+
+
+def is_lossless(segment: Segment) -> bool:
+    """Return whether a stored segment holds its values bit for bit, as far as this build knows."""
+    codec = CODECS.get((segment.codec, segment.version))
+    return codec is not None and codec.traits.lossless
 
 
 @dataclass(frozen=True, slots=True)

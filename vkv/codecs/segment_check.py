@@ -1,4 +1,4 @@
-"""Whether segments are what their codecs make of them, told from the header alone."""
+"""Check segments against their codec's layout, from the header alone (K1 to K5)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from vkv.errors import CodecError
 from vkv.format.layers import walk
 from vkv.format.schema import Header, Segment, Tensor
 
-#: Roles that the part of ``raw`` may have; those of other codecs have one each.
-RAW_ROLES = ("payload", "sink", "residual", "table")
-
 
 def fit(head: Header, segment: Segment, shape: tuple[int, ...]) -> Codec:
-    """The codec of a segment that covers ``shape``, before anything of it is read.
+    """Return the codec of a segment that covers ``shape``, before anything of it is read.
 
     Args:
         head: Of the file.
@@ -28,7 +25,7 @@ def fit(head: Header, segment: Segment, shape: tuple[int, ...]) -> Codec:
     stored = {part: head.tensors[name] for part, name in segment.parts.items()}
     check_forms(codec.layout(shape), {part: (t.dtype, t.shape) for part, t in stored.items()})
     for part, tensor in stored.items():
-        roles = RAW_ROLES if codec.id == "raw" else (codec.roles[part],)
+        roles = (codec.roles[part], *codec.traits.other_roles)
         if tensor.role not in roles:
             found = f"role {tensor.role}, expected {' or '.join(roles)}"
             raise CodecError(found, rule="K5", at=part)
@@ -36,7 +33,7 @@ def fit(head: Header, segment: Segment, shape: tuple[int, ...]) -> Codec:
 
 
 def check_rereads(head: Header) -> None:
-    """Parts that take long to read are not read over and over.
+    """Refuse a file whose expensive parts are read over and over.
 
     Raises:
         CodecError: More of them is read again than the file has bytes (T23).
@@ -60,11 +57,12 @@ def check_rereads(head: Header) -> None:
 
 
 def _reads(tensor: Tensor) -> list[str]:
-    """Names of the costly parts of a tensor's segments; one after the same one is not read."""
-    found: list[str] = []
+    """Return the expensive parts that a tensor reads; one after the same one is not read again."""
+    expensive: list[str] = []
     for segment in tensor.segments:
         codec = registry.CODECS.get((segment.codec, segment.version))
-        name = segment.parts.get(getattr(codec, "costly", ""))
-        if name is not None and found[-1:] != [name]:
-            found.append(name)
-    return found
+        part = None if codec is None else codec.traits.expensive_part
+        name = None if part is None else segment.parts.get(part)
+        if name is not None and expensive[-1:] != [name]:
+            expensive.append(name)
+    return expensive

@@ -56,7 +56,7 @@ class Info:
         """
         tokens: dict[str, dict[str, int]] = {"keys": {}, "values": {}}
         for _, name, tensor, segment in segments(self.header):
-            if name in tokens and segment.codec != "raw":
+            if name in tokens and not segment.is_raw:
                 count = segment.tokens or (tensor.shape[-2] if len(tensor.shape) == 4 else 0)
                 text = codec_string(segment)
                 tokens[name][text] = tokens[name].get(text, 0) + count
@@ -198,7 +198,7 @@ def describe(tensor: Tensor) -> str:
 
 def codec_string(segment: Segment) -> str:
     """``affine:bits=4,group=64,scale=F16``; plain ``raw``, whose one param is the tensor's."""
-    if segment.codec == "raw" or not segment.params:
+    if segment.is_raw or not segment.params:
         return segment.codec
     return f"{segment.codec}:" + ",".join(f"{k}={v}" for k, v in sorted(segment.params.items()))
 

@@ -102,10 +102,10 @@ def _check_sizes(layer: Layer, at: str) -> None:
 def _check_dtypes(tensor: Tensor, at: str) -> None:
     """``raw`` keeps the dtype (R2); all other codecs decode to floats (K3)."""
     for i, segment in enumerate(tensor.segments):
-        own = segment.params.get("dtype", tensor.dtype) if segment.codec == "raw" else tensor.dtype
+        own = segment.params.get("dtype", tensor.dtype) if segment.is_raw else tensor.dtype
         if own != tensor.dtype and own in ITEMSIZE:
             found, rule = f"raw values of {own}, expected {tensor.dtype}", "R2"
-        elif segment.codec != "raw" and tensor.dtype not in FLOATS:
+        elif not segment.is_raw and tensor.dtype not in FLOATS:
             found, rule = f"{segment.codec} in a tensor of {tensor.dtype}, expected a float", "K3"
         else:
             continue

@@ -80,6 +80,11 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: Annotated[dict[Name, Name], Few]
     rope: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
+    @property
+    def is_raw(self) -> bool:
+        """Whether its one part is the values themselves (codec ``raw``)."""
+        return self.codec == "raw"
+
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One logical tensor of a layer: its segments in order, joined along axis -2.

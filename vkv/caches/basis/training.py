@@ -17,7 +17,7 @@ from vkv.caches.loading.decode import positions
 from vkv.caches.saving.save import Progress, wish, write
 from vkv.caches.saving.tensor_plan import TensorDraft, draft
 from vkv.caches.saving.write_plan import Plan
-from vkv.codecs.protocol import Piece, Planner
+from vkv.codecs.protocol import Piece
 from vkv.codecs.tc import basis as tc_basis
 from vkv.codecs.tc import blocks as tc_blocks
 from vkv.codecs.tc import rate_plan as tc_rate
@@ -202,7 +202,7 @@ def _drafts(plan: Plan, snapshots: Sequence[Snapshot]) -> dict[str, tuple[Piece,
     for i, snapshot in enumerate(snapshots):
         for place, layer in enumerate(draft(plan, snapshot, f"layers.{i}", i).walk()):
             for tensor in layer.tensors.values():
-                if tensor.x is None or not isinstance(tensor.codec, Planner):
+                if tensor.x is None or not tensor.codec.traits.takes_basis:
                     continue
                 lead, body = tensor.codec.span(tensor.x.shape[-2], 0)
                 if body:

@@ -19,6 +19,7 @@ from vkv.caches.packed.make import packed_layer
 from vkv.caches.prompt import Prompt
 from vkv.caches.provenance import Origin, attach
 from vkv.caches.saving.save import Progress
+from vkv.codecs import registry
 from vkv.errors import CacheError, MismatchError
 from vkv.format.dependencies import Place
 from vkv.format.info import of_document
@@ -192,7 +193,7 @@ def _layer(file: CacheFile, layer: Layer, at: str, count: _Progress) -> Any:
             for i, child in enumerate(layer.children)
         ]
     cache = kind.make(cache_class(kind), layer.scalars, loaded)
-    if any(s.codec != "raw" for t in layer.tensors.values() for s in t.segments):
+    if any(not registry.is_lossless(s) for t in layer.tensors.values() for s in t.segments):
         attach(cache, Origin(file, layer, at))
     count.layer(layer)
     return cache

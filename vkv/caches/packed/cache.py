@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -11,8 +10,7 @@ import mlx.core as mx
 from vkv.caches.encoded import Kept, encode, follows, joined
 from vkv.caches.kinds import Packed, Snapshot, Value
 from vkv.caches.rope import rotate
-from vkv.codecs.kernels.cuda import Frame
-from vkv.codecs.protocol import NAMES, Codec
+from vkv.codecs.protocol import NAMES, Codec, FusedContext
 from vkv.codecs.raw import Raw
 from vkv.codecs.registry import Choice
 from vkv.errors import CacheError
@@ -64,8 +62,8 @@ class Rows:
     def _configured(self, x: mx.array) -> Codec:
         """The codec for tensors like ``x``; one that never encodes if it refuses them."""
         codec = self.choice.configure(self.name, NAMES[x.dtype])
-        if getattr(codec, "pre_rope", False) and self.rope is None:
-            codec = dataclasses.replace(codec, pre_rope=False)  # type: ignore[type-var]
+        if codec.pre_rope and self.rope is None:
+            codec = codec.for_rotated_keys()
         reason = codec.refuses(x.shape, x.dtype)
         if reason is not None:
             self.note = f"asked for {self.choice.text}, held raw: {reason}"
@@ -98,7 +96,7 @@ class Rows:
         if follows(codec, self.kept[-1] if self.kept else None):
             return 0, ready - ready % CHUNK
         lead, body = codec.span(ready, self.encoded)
-        return lead, body - body % CHUNK if sum(codec.span(1, 1)) == 1 else body
+        return lead, body - body % CHUNK if codec.min_tokens == 1 else body
 
     def _encode(self, codec: Codec, x: mx.array, lead: int, body: int) -> None:
         """Move the first ``lead + body`` tokens of the tail ``x`` into ``kept``."""
@@ -108,7 +106,7 @@ class Rows:
         if lead:
             sink = mx.contiguous(x[..., :lead, :])
             new.append(Kept(Raw(dtype=NAMES[x.dtype]), {"data": sink}, lead, {"data": "sink"}))
-        rope = self.rope if getattr(codec, "pre_rope", False) else None
+        rope = self.rope if codec.pre_rope else None
         head = x[..., lead : lead + body, :]
         if rope is not None:
             head = rotate(head, rope, self.encoded + lead, inverse=True)
@@ -125,7 +123,7 @@ class Rows:
         if self.tail is None:
             raise CacheError("nothing to fetch from an empty cache", rule="L2")
         tail, pieces, start = self.tail, [], 0
-        whole = self._framed(tail)
+        whole = self._fused(tail)
         if whole is not None:
             return whole
         for kept in self.kept:
@@ -137,19 +135,16 @@ class Rows:
         pieces += [tail] if tail.size or not pieces else []
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)
 
-    def _framed(self, tail: mx.array) -> mx.array | None:
+    def _fused(self, tail: mx.array) -> mx.array | None:
         """All of it by one kernel, where there is one: codes after at most some raw tokens."""
-        raw = [kept.codec.id == "raw" for kept in self.kept]
-        framed = getattr(self.kept[-1].codec, "framed", None) if raw else None
-        if raw not in ([False], [True, False]) or framed is None:
+        raw = [kept.codec.traits.verbatim for kept in self.kept]
+        if raw not in ([False], [True, False]):
             return None
         coded = self.kept[-1]
         head = self.kept[0].decode(tail.shape, tail.dtype) if len(raw) == 2 else None
         shape = (*tail.shape[:-2], coded.tokens, tail.shape[-1])
-        whole: mx.array | None = framed(
-            coded.parts, shape, tail.dtype, Frame(head, tail, coded.rope)
-        )
-        return whole
+        context = FusedContext(head, tail, coded.rope)
+        return coded.codec.decode_fused(coded.parts, shape, tail.dtype, context)
 
     def trim(self, tokens: int) -> None:
         """Keep the first ``tokens`` tokens; a window cut through becomes exact values again."""
@@ -176,7 +171,7 @@ class Rows:
 
     def _unit(self, piece: Kept, tokens: int) -> int:
         """The most tokens up to ``tokens`` that the codec can cut at."""
-        return tokens if piece.codec.id == "raw" else sum(piece.codec.span(tokens, 1))
+        return tokens - tokens % piece.codec.window
 
     def value(self) -> Value:
         """What a snapshot holds of these rows; saved as it is."""

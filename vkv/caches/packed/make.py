@@ -77,12 +77,12 @@ def packed_layer(file: CacheFile, layer: Layer, at: str) -> PackedKVCache | None
 
 
 def _rows(file: CacheFile, tensor: Tensor, name: str, at: str) -> Rows | None:
-    coded = [s for s in tensor.segments if s.codec != "raw"]
+    coded = [s for s in tensor.segments if not s.is_raw]
     if not coded:
         return None
     last = coded[-1]
     kept = [_kept(file, tensor, i, at) for i in range(len(tensor.segments))]
-    tail = kept.pop() if tensor.segments[-1].codec == "raw" else None
+    tail = kept.pop() if tensor.segments[-1].is_raw else None
     rope = None if last.rope is None else file.header.ropes[last.rope]
     x = tail.parts["data"] if tail else _no_tokens(tensor)
     codec = registry.resolve(last.codec, last.version, last.params)

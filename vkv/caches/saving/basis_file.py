@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from vkv import identity
 from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.caches.saving.write_plan import Plan
-from vkv.codecs.protocol import Planner
 from vkv.errors import MismatchError, VkvError
 from vkv.format.dependencies import Place
 from vkv.format.schema import Header
@@ -44,7 +43,7 @@ def _check(file: CacheFile, plan: Plan, head: Header) -> None:
     if not file.header.tables:
         raise VkvError("holds no tables, expected a basis file")
     asked = (plan.wish.keys, plan.wish.values)
-    if not any(issubclass(choice.codec, Planner) for choice in asked):
+    if not any(choice.codec.traits.takes_basis for choice in asked):
         texts = " and ".join(dict.fromkeys(choice.text for choice in asked))
         raise VkvError(f"{texts} takes no basis, expected tc")
     if head.model is None:

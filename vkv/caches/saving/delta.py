@@ -19,7 +19,7 @@ from vkv.arrays.cache_file import CacheFile
 from vkv.arrays.host_bytes import digest
 from vkv.caches.encoded import Kept
 from vkv.caches.prompt import common_prefix
-from vkv.codecs.protocol import NAMES, Codec, Planner
+from vkv.codecs.protocol import NAMES, Codec
 from vkv.errors import MismatchError, VkvError
 from vkv.format.layers import walk
 from vkv.format.schema import Header, Layer, Rope, Segment, Stored
@@ -90,11 +90,11 @@ class Parent:
         layer = self._layers.get(at)
         if layer is None or layer.kind != kind or kind not in GROWING or name not in layer.tensors:
             return []
-        lossless = asked.id == "raw"
+        lossless = asked.traits.lossless
         found: list[Held] = []
         whole = 0
         for held, start, stop in self._leading(layer, name, x):
-            coded = held.segment.codec != "raw"
+            coded = not held.segment.is_raw
             if (coded and not _is(held.segment, asked)) or (
                 lossless and not self._same(held, x[..., start:stop, :])
             ):
@@ -133,8 +133,11 @@ class Parent:
         return out
 
     def _same(self, held: Held, rows: mx.array) -> bool:
-        """Whether a raw segment is ``rows``, bit for bit."""
-        return digest(rows) == held.stored["data"].digest
+        """Compare a lossless segment with ``rows``, bit for bit."""
+        if held.segment.is_raw:
+            return digest(rows) == held.stored["data"].digest
+        decoded = self.kept(held, rows.shape).decode(rows.shape, rows.dtype)
+        return digest(decoded) == digest(rows)
 
     def kept(self, held: Held, shape: tuple[int, ...]) -> Kept:
         """The codes themselves, for codecs that go on with their tables."""
@@ -153,7 +156,7 @@ def _is(segment: Segment, asked: Codec) -> bool:
     """Whether a segment was written by the codec asked for."""
     if (segment.codec, segment.version) != (asked.id, asked.version):
         return False
-    if isinstance(asked, Planner):
+    if asked.traits.plans:
         return True  # its params are the plan's
     params = dataclasses.asdict(asked)  # type: ignore[call-overload]
     return {**params, "pre_rope": None} == {**segment.params, "pre_rope": None}

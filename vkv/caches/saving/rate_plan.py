@@ -8,7 +8,7 @@ from math import prod
 from vkv.caches.kinds import Snapshot
 from vkv.caches.saving.tensor_plan import LayerDraft, TensorDraft, draft
 from vkv.caches.saving.write_plan import Plan
-from vkv.codecs.protocol import NAMES, Piece, Planner
+from vkv.codecs.protocol import NAMES, Piece
 from vkv.codecs.registry import Choice
 
 #: Bytes that a segment takes in the header and the table before it, and sinks in front of it.
@@ -29,7 +29,7 @@ def add_layers(plan: Plan, snapshots: Iterable[Snapshot], fixed: int = 0) -> Non
     drafts: Iterable[LayerDraft] = (
         draft(plan, snapshot, f"layers.{i}", i) for i, snapshot in enumerate(snapshots)
     )
-    if any(issubclass(c.codec, Planner) for c in (plan.wish.keys, plan.wish.values)):
+    if any(c.codec.traits.plans for c in (plan.wish.keys, plan.wish.values)):
         drafts = list(drafts)
         allocate(drafts, fixed)
     for layer in drafts:
@@ -63,7 +63,6 @@ def allocate(layers: Iterable[LayerDraft], fixed: int) -> None:
 
 def _plan(choice: Choice, group: list[tuple[TensorDraft, Piece]], overhead: int) -> None:
     codec = choice.configure("keys", NAMES[group[0][0].value.dtype])
-    assert isinstance(codec, Planner)  # else there were no pieces
     planned = codec.plan([piece for _, piece in group], overhead)
     for (tensor, _), one in zip(group, planned, strict=True):
         tensor.take(one)
@@ -72,10 +71,10 @@ def _plan(choice: Choice, group: list[tuple[TensorDraft, Piece]], overhead: int)
 def _piece(tensor: TensorDraft, place: int) -> Piece | None:
     """The rows that are to be encoded, if a plan is to be made for them."""
     x, codec, keys = tensor.x, tensor.codec, tensor.name != "values"
-    if x is None or not isinstance(codec, Planner):
+    if x is None or not codec.traits.plans:
         return None
     if not codec.span(x.shape[-2], tensor.start)[1]:
         return None
-    if getattr(codec, "pre_rope", False):
+    if codec.pre_rope:
         x = tensor.unrotated(x, tensor.start)[0].astype(x.dtype)
     return Piece(place, keys, x, tensor.start, tensor.plan.table(tensor.path))

@@ -139,7 +139,7 @@ class TensorDraft:
             return [], None
         self.plan.know(parent.tables())  # not worth a second file on their own
         self.start = sum(h.segment.tokens or self.value.shape[-2] for h in held)
-        goes_on = hasattr(self.choice.codec, "encode_with") and self.start < x.shape[-2]
+        goes_on = self.choice.codec.traits.reuses_tables and self.start < x.shape[-2]
         return held, parent.kept(held[-1], x.shape) if goes_on else None
 
     def _split(self, origin: Origin | None) -> tuple[list[Kept], mx.array | None]:
@@ -150,7 +150,7 @@ class TensorDraft:
         elif x is not None and origin is not None and not kept and self.value.tokens:
             kept = origin.kept(self.name, x)
             x = x[..., sum(k.tokens for k in kept) :, :]
-        elif kept and self.choice.codec not in (Raw, type(kept[-1].codec)):
+        elif kept and not self._asked_for_raw and self.choice.codec is not type(kept[-1].codec):
             self.note = f"asked for {self.choice.text}, stored as the codes the cache holds"
         return kept, x
 
@@ -163,9 +163,13 @@ class TensorDraft:
             reason = self._refused(codec, x)
             if reason is None:
                 return codec
-        if self.choice.codec is not Raw:
+        if not self._asked_for_raw:
             self.note = f"asked for {self.choice.text}, stored raw: {reason}"
         return self._raw()
+
+    @property
+    def _asked_for_raw(self) -> bool:
+        return self.choice.codec.traits.verbatim
 
     def _raw(self) -> Raw:
         return Raw(dtype=NAMES[self.value.dtype])
@@ -192,7 +196,7 @@ class TensorDraft:
             lead, body = 0, rest
         if body == 0 and start == 0 and rest:
             self.note = f"asked for {self.choice.text}, stored raw: only {rest} tokens"
-        if codec.id == "raw" and self.value.kept:
+        if codec.traits.verbatim and self.value.kept:
             lead = body = 0  # behind codes that a live cache holds comes its exact tail
         self._add(self._raw(), x[..., :lead, :], "sink")
         self._body(codec, x[..., lead : lead + body, :], start + lead)
@@ -207,10 +211,10 @@ class TensorDraft:
 
     def _body(self, codec: Codec, x: mx.array, start: int) -> None:
         rope = None
-        if getattr(codec, "pre_rope", False):
+        if codec.pre_rope:
             x, rope = self.unrotated(x, start)
             if rope is None:
-                codec = dataclasses.replace(codec, pre_rope=False)  # type: ignore[type-var]
+                codec = codec.for_rotated_keys()
         self._add(codec, x, None, rope)
 
     def unrotated(self, x: mx.array, start: int) -> tuple[mx.array, int | None]:
@@ -239,7 +243,7 @@ class TensorDraft:
 
     def _parts(self, codec: Codec, x: mx.array) -> Parts:
         """Those of the plan, which are let go here, or what the codec gives now."""
-        if codec.id != "raw" and self._planned is not None:
+        if self._planned is not None and not codec.traits.verbatim:
             planned, self._planned = self._planned, None
             return planned
         return encode(codec, x, self.before)

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 from hashlib import sha256
 from importlib import resources
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
-from vkv.codecs.protocol import Parts
+from vkv.codecs.protocol import ALONE, FusedContext, Parts
 from vkv.format.schema import Rope
 
-__all__ = ["ALONE", "Frame", "kvquant", "nearest", "nsnquant"]
+__all__ = ["kvquant", "nearest", "nsnquant"]
 
 #: Threads of a block (``CHUNK`` in ``kvquant.cu``).
 THREADS = 256
@@ -39,25 +39,12 @@ SEARCHED = 4 * THREADS
 Template = list[tuple[str, Any]]
 
 
-class Frame(NamedTuple):
-    """What surrounds coded tokens.
-
-    Attributes:
-        head: Exact tokens before them, ``(B, H, n, D)`` in the dtype wanted.
-        tail: Exact tokens behind them.
-        rope: Applied to the coded ones, of which the first stands at position ``n``.
-    """
-
-    head: mx.array | None = None
-    tail: mx.array | None = None
-    rope: Rope | None = None
-
-
-ALONE = Frame()
-
-
 def nsnquant(
-    parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, window: int, frame: Frame = ALONE
+    parts: Parts,
+    shape: tuple[int, ...],
+    dtype: mx.Dtype,
+    window: int,
+    context: FusedContext = ALONE,
 ) -> mx.array | None:
     """Decode ``nsnquant`` to ``shape`` ``(B, H, T, D)``, with the bits of plain operations."""
     dim, subvector = shape[-1], parts["codebook"].shape[-1]
@@ -70,7 +57,7 @@ def nsnquant(
     template = [("WINDOW", window), ("SIGNS", "signs" in parts), ("FINE", fine)]
     windows = (_step(shape, dtype) + window - 2) // window + 1
     held = 4096 + 4 * windows * shape[0] * shape[1] * dim
-    return _decode("nsnquant", names, arrays + ranges, template, shape, dtype, frame, held)
+    return _decode("nsnquant", names, arrays + ranges, template, shape, dtype, context, held)
 
 
 def kvquant(
@@ -79,7 +66,7 @@ def kvquant(
     dtype: mx.Dtype,
     bits: int,
     table: str,
-    frame: Frame = ALONE,
+    context: FusedContext = ALONE,
 ) -> mx.array | None:
     """Decode ``kvquant`` to ``shape`` ``(B, H, T, D)``, with the bits of plain operations."""
     batch, heads, _, dim = shape
@@ -96,7 +83,7 @@ def kvquant(
     how = ("channel", "token", "shared").index(table)
     template = [("BITS", bits), ("TABLE", how), ("SPARSE", sparse)]
     arrays = [codes, levels, *scaled, *listed]
-    return _decode("kvquant", names, arrays, template, shape, dtype, frame, held)
+    return _decode("kvquant", names, arrays, template, shape, dtype, context, held)
 
 
 def nearest(x: mx.array, rows: mx.array) -> mx.array:
@@ -121,17 +108,17 @@ def nearest(x: mx.array, rows: mx.array) -> mx.array:
 
 def _decode(
     name: str, names: list[str], arrays: list[mx.array], template: Template,
-    shape: tuple[int, ...], dtype: mx.Dtype, frame: Frame, table: int,
+    shape: tuple[int, ...], dtype: mx.Dtype, context: FusedContext, table: int,
 ) -> mx.array | None:  # fmt: skip
     """Run decoder ``name``, which needs ``table`` bytes beside its tile."""
     batch, heads, tokens, dim = shape
     wide = batch * heads * dim * dtype.size
-    turning = _turning(frame.rope, dim)
+    turning = _turning(context.rope, dim)
     step = _step(shape, dtype)
     shared = table + step * wide
     if wide > LARGEST_TILE or shared > SHARED or turning is None:
         return None
-    ends = [x if x is not None and x.shape[2] else None for x in (frame.head, frame.tail)]
+    ends = [x if x is not None and x.shape[2] else None for x in (context.head, context.tail)]
     total = tokens + sum(x.shape[2] for x in ends if x is not None)
     rope, turn, freqs = turning
     inputs = [*arrays, *(turn if x is None else x for x in ends), turn, freqs]

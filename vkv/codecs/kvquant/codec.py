@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Self
@@ -16,11 +17,16 @@ from vkv.codecs.kvquant import fitting as fit
 from vkv.codecs.kvquant import levels as nuq
 from vkv.codecs.kvquant import outliers
 from vkv.codecs.protocol import (
+    ALONE,
     FLOATS,
     NAMES,
+    FusedContext,
     Layout,
     Options,
     Parts,
+    Piece,
+    Planned,
+    Traits,
     check_choice,
     check_layout,
     finite,
@@ -83,6 +89,7 @@ class KvQuant:
 
     id: ClassVar[str] = "kvquant"
     version: ClassVar[int] = 1
+    traits: ClassVar[Traits] = Traits(reuses_tables=True)
     roles: ClassVar[dict[str, str]] = {
         "codes": "payload",
         "levels": "table",
@@ -92,6 +99,7 @@ class KvQuant:
         "gaps": "outlier",
         "outliers": "outlier",
     }
+    window: ClassVar[int] = 1
     examples: ClassVar[tuple[str, ...]] = (
         "kvquant:bits=2",
         "kvquant:bits=3",
@@ -147,6 +155,9 @@ class KvQuant:
     def sparse(self) -> bool:
         """Whether there are outliers."""
         return self.outlier_fraction > 0
+
+    def for_rotated_keys(self) -> Self:
+        return replace(self, pre_rope=False)
 
     def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
         if NAMES.get(dtype) not in FLOATS:
@@ -212,7 +223,7 @@ class KvQuant:
         how = {"channel": fit.by_channel, "token": fit.by_token, "shared": fit.shared}
         return self._parts(x, how[self.table](data, self._recipe, weights), {})
 
-    def encode_with(self, x: mx.array, earlier: Parts) -> Parts:
+    def encode_after(self, x: mx.array, earlier: Parts) -> Parts:
         """Code tokens that follow an earlier segment, with its tables.
 
         Args:
@@ -233,10 +244,8 @@ class KvQuant:
             coded = fit.with_bounds(data, levels, bounds)
         return self._parts(x, coded, {name: earlier[name] for name in self.tables})
 
-    def refit(self, x: mx.array, importance: mx.array | None = None) -> Parts:
-        """Tables for ``encode_with``, fitted to the tokens a live cache holds."""
-        parts = self.encode(x, importance)
-        return {name: parts[name] for name in self.tables}
+    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+        return [Planned(self)] * len(pieces)
 
     @property
     def _recipe(self) -> fit.Recipe:
@@ -251,16 +260,15 @@ class KvQuant:
         return parts
 
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        fused = self.framed(parts, shape, dtype, kernels_cuda.ALONE)
+        fused = self.decode_fused(parts, shape, dtype, ALONE)
         return self.plain(parts, shape, dtype) if fused is None else fused
 
-    def framed(
-        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, frame: kernels_cuda.Frame
+    def decode_fused(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, context: FusedContext
     ) -> mx.array | None:
-        """``decode`` with the exact tokens around them; ``None`` where that takes many passes."""
         if not on_cuda():
             return None
-        return kernels_cuda.kvquant(parts, shape, dtype, self.bits, self.table, frame)
+        return kernels_cuda.kvquant(parts, shape, dtype, self.bits, self.table, context)
 
     def plain(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         """``decode`` by plain operations."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
 from typing import ClassVar, Self
@@ -17,7 +17,21 @@ from vkv.codecs.kernels.device import on_cpu, on_cuda
 from vkv.codecs.nsnquant import codebooks, hadamard, kernels_cpu
 from vkv.codecs.nsnquant import transform as nsn
 from vkv.codecs.nsnquant.codebook_search import Search
-from vkv.codecs.protocol import NAMES, Layout, Options, Parts, check_choice, check_layout, finite
+from vkv.codecs.protocol import (
+    ALONE,
+    FLOATS,
+    NAMES,
+    FusedContext,
+    Layout,
+    Options,
+    Parts,
+    Piece,
+    Planned,
+    Traits,
+    check_choice,
+    check_layout,
+    finite,
+)
 from vkv.errors import CodecError
 
 #: Elements of one step on a CPU, so that what a step makes stays in its cache.
@@ -75,6 +89,7 @@ class NSNQuant:
 
     id: ClassVar[str] = "nsnquant"
     version: ClassVar[int] = 1
+    traits: ClassVar[Traits] = Traits()
     roles: ClassVar[dict[str, str]] = {
         "codebook": "table",
         "indices": "payload",
@@ -85,6 +100,7 @@ class NSNQuant:
         "o": "metadata",
         "o_range": "metadata",
     }
+    refit_interval: ClassVar[int] = 0
     examples: ClassVar[tuple[str, ...]] = (
         "nsnquant:bits=2",
         "nsnquant:bits=1,window=128",
@@ -122,8 +138,15 @@ class NSNQuant:
             options = {**options, "pre_rope": False}
         return cls(**options)  # type: ignore[arg-type]  # checked when built
 
+    @property
+    def min_tokens(self) -> int:
+        return self.window
+
+    def for_rotated_keys(self) -> Self:
+        return replace(self, pre_rope=False)
+
     def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
-        if NAMES.get(dtype) not in ("F16", "BF16", "F32"):
+        if NAMES.get(dtype) not in FLOATS:
             return f"dtype {dtype} is not F16, BF16 or F32"
         if len(shape) != 4:
             return f"shape {shape} is not (B, H, T, D)"
@@ -204,6 +227,12 @@ class NSNQuant:
             for name in done[0]
         }
 
+    def encode_after(self, x: mx.array, earlier: Parts) -> Parts:
+        return self.encode(x)
+
+    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+        return [Planned(self)] * len(pieces)
+
     def _prepared(self, windows: mx.array, signs: bool) -> Iterator[nsn.Prepared | None]:
         step = _step(ENCODE_STEP, windows[0].size)
         for i in range(0, len(windows), step):
@@ -231,19 +260,18 @@ class NSNQuant:
         if on_cpu() and kernels_cpu.fits(dim, self.subvector_dim):
             scales = nsn.metadata(flat, window=self.window, dim=dim)
             return kernels_cpu.decode(parts, *scales, shape, dtype)
-        fused = self.framed(parts, shape, dtype, kernels_cuda.ALONE)
+        fused = self.decode_fused(parts, shape, dtype, ALONE)
         if fused is not None:
             return fused
         rows = parts["codebook"].astype(mx.float32)
         return self.plain(flat, rows, dim, dtype).reshape(shape)
 
-    def framed(
-        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, frame: kernels_cuda.Frame
+    def decode_fused(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, context: FusedContext
     ) -> mx.array | None:
-        """``decode`` with the exact tokens around them; ``None`` where that takes many passes."""
         if not on_cuda():
             return None
-        return kernels_cuda.nsnquant(parts, shape, dtype, self.window, frame)
+        return kernels_cuda.nsnquant(parts, shape, dtype, self.window, context)
 
     def plain(self, flat: Parts, codebook: mx.array, dim: int, dtype: mx.Dtype) -> mx.array:
         """``nsn.decode``, a bounded number of windows at a time."""

@@ -12,11 +12,13 @@ import mlx.core as mx
 from vkv.codecs.protocol import (
     FLOATS,
     NAMES,
+    FusedContext,
     Layout,
     Options,
     Parts,
     Piece,
     Planned,
+    Traits,
     check_choice,
     check_layout,
 )
@@ -75,6 +77,7 @@ class Tc:
 
     id: ClassVar[str] = "tc"
     version: ClassVar[int] = 1
+    traits: ClassVar[Traits] = Traits(plans=True, takes_basis=True, expensive_part="basis")
     roles: ClassVar[dict[str, str]] = {
         "codes": "payload",
         "components": "metadata",
@@ -84,9 +87,9 @@ class Tc:
     examples: ClassVar[tuple[str, ...]] = tuple(
         f"tc:bits={bits}" for bits in ("1", "1.4", "1.7", "2", "2.3", "3", "4")
     )
-
-    #: Reading it costs far more than its bytes, each time (T23).
-    costly: ClassVar[str] = "basis"
+    window: ClassVar[int] = 1
+    min_tokens: ClassVar[int] = MIN_TOKENS
+    refit_interval: ClassVar[int] = 0
 
     step: float = STEP
     bits: float = 0.0
@@ -140,6 +143,9 @@ class Tc:
         codec = replace(self, bits=0.0, step=found.step, pre_rope=pre_rope)
         return Planned(codec, found.parts)
 
+    def for_rotated_keys(self) -> Self:
+        return replace(self, pre_rope=False)
+
     def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
         if NAMES.get(dtype) not in FLOATS:
             return f"dtype {dtype} is not F16, BF16 or F32"
@@ -192,6 +198,9 @@ class Tc:
             coded = coder.code(self.step)
         return {name: coded.parts[name] for name in layout}
 
+    def encode_after(self, x: mx.array, earlier: Parts) -> Parts:
+        return self.encode(x)
+
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         """Parts to an array of ``shape`` and ``dtype``.
 
@@ -200,6 +209,11 @@ class Tc:
         """
         blocks = tc_blocks.read(parts, shape)
         return tc_blocks.dequantize(blocks, parts["mean"], shape).astype(dtype)
+
+    def decode_fused(
+        self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype, context: FusedContext
+    ) -> mx.array | None:
+        return None
 
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
         """The same integers, of fewer tokens, coded anew: no error is added."""
