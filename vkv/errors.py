@@ -1,4 +1,4 @@
-"""The errors vkv raises.
+"""Define the errors that vkv raises.
 
 ::
 
@@ -9,7 +9,7 @@
     ├── CodecError          codec parameters or parts are broken       (rules K*, and the codec's)
     ├── UnsupportedError    a newer file than this build can read      (H3, H4)
     │   └── UnknownCodecError                                          (K1)
-    ├── MissingFileError    a file it stands on is not there           (H12)
+    ├── MissingFileError    a file that this one depends on is missing (H12)
     ├── MismatchError       the file belongs to another model          (rules I*)
     └── CacheError          a live cache cannot be saved or rebuilt    (rules L*)
 
@@ -83,7 +83,7 @@ class CodecError(VkvError):
 
 
 class UnsupportedError(VkvError):
-    """The file is sound but needs something that this build does not have."""
+    """The file is valid but needs a feature that this build does not have."""
 
 
 class UnknownCodecError(UnsupportedError):
@@ -99,28 +99,28 @@ class UnknownCodecError(UnsupportedError):
 
 
 class MissingFileError(VkvError):
-    """A file that this one stands on was not found.
+    """A file that this one depends on was not found.
 
     Args:
-        id: Of the file, hex.
-        places: Where it was looked for.
-        ended: What the search ended after, if it did before all was looked at.
+        id: Id of the missing file, hex.
+        search_paths: Files and folders that were searched.
+        ended: What ended the search early, if anything did, e.g. ``"after 4,096 files"``.
     """
 
     def __init__(
         self,
         id: str,  # noqa: A002
-        places: list[str],
+        search_paths: list[str],
         *,
         ended: str = "",
         at: str | None = None,
     ):
-        self.id, self.places = id, places
-        where = ", ".join(places) if places else "no place was given"
+        self.id, self.search_paths = id, search_paths
+        where = ", ".join(search_paths) or "no search path"
         super().__init__(
-            f"stands on file {id}, which is not in {where}"
+            f"depends on file {id}, which is not in {where}"
             + f" (the search ended {ended})" * bool(ended)
-            + "; pass search_paths= (--search-path)",
+            + "; pass search_paths= (--search-path) with its folder",
             rule="H12",
             at=at,
         )
@@ -130,7 +130,7 @@ class MismatchError(VkvError):
     """The file was made with another model or tokenizer.
 
     Args:
-        differences: One sentence each; all that were found, not only the first.
+        differences: All differences, one sentence each.
     """
 
     def __init__(self, differences: list[str], *, at: str | None = None):

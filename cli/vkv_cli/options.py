@@ -175,16 +175,18 @@ meta_option = click.option(
 )
 
 
-def _places(_: click.Context, param: click.Parameter, value: tuple[str, ...]) -> list[str] | None:
+def _search_paths(
+    _: click.Context, param: click.Parameter, value: tuple[str, ...]
+) -> list[str] | None:
     for place in value:
         if not is_url(place) and not os.path.exists(place):
             raise click.BadParameter(f"Path '{place}' does not exist.", param=param)
     return list(value) or None
 
 
-files_option = click.option(
-    "--search-path", "places", multiple=True, metavar="PATH", callback=_places,
-    help="A file, or folder, where files are found that this one stands on; repeatable.  "
+search_path_option = click.option(
+    "--search-path", "search_paths", multiple=True, metavar="PATH", callback=_search_paths,
+    help="A file or folder to look in for the files this one depends on; repeatable.  "
     "[default: its own folder]",
 )  # fmt: skip
 

@@ -18,8 +18,8 @@ def show_written(info: Info, as_json: bool = False, *, err: bool = False) -> Non
     click.echo(
         f"{text.printable(info.path)}: {count}, {text.exact_size(info.size)}, "
         f"{account.bits:.2f} bits per element, ratio to fp16 {account.ratio:.2f}"
-        + f"; beside {account.elsewhere:,} bytes in other files"
-        * bool(account.elsewhere),
+        + f"; beside {account.external:,} bytes in other files"
+        * bool(account.external),
         err=err,
     )
     for note in info.notes:

@@ -193,14 +193,14 @@ def test_a_cache_stored_in_a_basis_refers_to_it(folder):
     cache = caches()
     own = save(folder / "own.vkv", cache, None)
     info = save(folder / "a.vkv", cache, folder / "any.vkv")
-    assert info.files == {vkv.inspect(folder / "any.vkv").id: 4}
+    assert info.dependencies == {vkv.inspect(folder / "any.vkv").id: 4}
     assert info.header.needs == ("files", "rope")
-    assert info.accounting.elsewhere > 0
+    assert info.accounting.external > 0
     assert info.accounting.bits == pytest.approx(3, rel=0.03)  # of the file itself
     steps = {s.params["step"] for layer in info.header.layers
              for t in layer.tensors.values() for s in t.segments if s.codec == "tc"}  # fmt: skip
     assert len(steps) == 1
-    assert not own.files
+    assert not own.dependencies
     assert vkv.validate(folder / "a.vkv", deep=True).ok
     for got, want in zip(arrays(folder / "a.vkv"), arrays(folder / "own.vkv"), strict=True):
         assert mx.abs(got - want).max() < mx.abs(want).max()
@@ -217,7 +217,7 @@ def test_it_is_found_beside_or_where_it_is_said(folder, tmp_path_factory):
     vkv.convert(alone / "a.vkv", alone / "b.vkv", inline=True, search_paths=[folder])
     assert same(arrays(alone / "b.vkv"), want)
     whole = vkv.inspect(alone / "b.vkv")
-    assert (whole.files, whole.header.needs) == ({}, ("rope",))
+    assert (whole.dependencies, whole.header.needs) == ({}, ("rope",))
     assert whole.size > vkv.inspect(folder / "a.vkv").size
 
 
@@ -228,7 +228,7 @@ def test_a_grown_cache_goes_on_referring(folder):
     MODEL(mx.array([text(3, 200)]), cache=cache)
     for name, basis in (("b", None), ("c", folder / "any.vkv")):
         info = save(folder / f"{name}.vkv", cache, basis)
-        assert list(info.files) == list(first.files)
+        assert list(info.dependencies) == list(first.dependencies)
         old, new = info.header.layers[0].tensors["values"].segments[1:]
         assert (info.header.tensors[old.parts["basis"]].file is None) is False
         assert (info.header.tensors[new.parts["basis"]].file is None) is (basis is None)
@@ -243,7 +243,7 @@ def test_a_packed_cache_holds_its_axes_and_refers_to_them_where_it_can(folder):
     packed = vkv.load(folder / "a.vkv", live="packed").cache
     for name, basis, files in (("b", None, 0), ("c", folder / "any.vkv", 1)):
         info = save(folder / f"{name}.vkv", packed, basis)
-        assert len(info.files) == files
+        assert len(info.dependencies) == files
         assert same(arrays(folder / f"{name}.vkv"), arrays(folder / "a.vkv"))
 
 
@@ -256,7 +256,7 @@ def test_beside_a_parent(folder):
     info = save(
         folder / "b.vkv", cache, folder / "any.vkv", tokens=ids + more, parent=folder / "a.vkv"
     )
-    assert len(info.files) == 2
+    assert len(info.dependencies) == 2
     assert vkv.validate(folder / "b.vkv", deep=True).ok
 
 
@@ -273,7 +273,7 @@ def test_converting_into_a_basis(folder):
 def test_one_of_keys_and_values_alone(folder):
     codec = {"keys": "tc:bits=3", "values": "raw"}
     info = save(folder / "a.vkv", caches(), folder / "any.vkv", codec=codec)
-    assert list(info.files.values()) == [2]
+    assert list(info.dependencies.values()) == [2]
 
 
 def test_what_is_no_keys_of_the_model_has_axes_of_its_own(folder):
@@ -281,7 +281,7 @@ def test_what_is_no_keys_of_the_model_has_axes_of_its_own(folder):
     cache[1].update_and_fetch(*(mx.random.normal((1, 2, 600, 32)) for _ in range(2)))
     info = save(folder / "a.vkv", cache, folder / "any.vkv")
     assert vkv.validate(folder / "a.vkv", deep=True).ok
-    assert list(info.files.values()) == [4]
+    assert list(info.dependencies.values()) == [4]
 
 
 @pytest.mark.parametrize(

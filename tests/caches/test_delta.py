@@ -16,12 +16,11 @@ from msgspec.structs import replace
 import vkv
 from fixtures.models import tiny
 from vkv.errors import CacheError, DigestError, HeaderError, MismatchError, MissingFileError
-from vkv.format import container, container_write, header
-from vkv.format import dependencies as elsewhere
+from vkv.format import container, container_write, dependencies, header
 from vkv.format.document import open_document
 
 CODECS = ["raw", "affine:bits=4", "nsnquant:bits=2", "kvquant:bits=3", "tc:step=0.5"]
-found = elsewhere._id_of
+id_of = dependencies._id_of
 
 
 def grow(cache, tokens: int, seed: int) -> None:
@@ -58,13 +57,13 @@ def same(a: list[mx.array], b: list[mx.array]) -> bool:
 def test_a_chain_decodes_as_its_files_do_and_stands_alone_when_inlined(tmp_path, codec):
     chain(tmp_path, codec)
     info = vkv.inspect(tmp_path / "2.vkv")
-    assert len(info.files) == 2
+    assert len(info.dependencies) == 2
     assert info.accounting.adds_up
-    assert info.accounting.elsewhere > 0
+    assert info.accounting.external > 0
     assert vkv.validate(tmp_path / "2.vkv", deep=True).ok
     (tmp_path / "alone").mkdir()
     alone = vkv.convert(tmp_path / "2.vkv", tmp_path / "alone" / "2.vkv", inline=True)
-    assert not alone.files
+    assert not alone.dependencies
     assert "files" not in alone.header.needs
     assert vkv.validate(tmp_path / "alone" / "2.vkv", deep=True).ok
     assert same(values(tmp_path / "2.vkv"), values(tmp_path / "alone" / "2.vkv"))
@@ -81,7 +80,7 @@ def test_raw_is_lossless_and_writes_what_is_new(tmp_path):
     whole = save(tmp_path / "whole.vkv", cache, 440)
     child = vkv.inspect(tmp_path / "2.vkv")
     assert child.size < 0.3 * whole.size
-    assert child.accounting.elsewhere == 2 * 2 * 2 * 370 * 64 * 2
+    assert child.accounting.external == 2 * 2 * 2 * 370 * 64 * 2
 
 
 def test_a_turn_of_a_long_conversation_is_small(tmp_path):
@@ -96,7 +95,7 @@ def test_raw_rows_that_differ_are_written(tmp_path):
     for layer in other:
         grow(layer, 300, 99)
     info = save(tmp_path / "b.vkv", other, 300, parent=tmp_path / "0.vkv")
-    assert not info.files
+    assert not info.dependencies
 
 
 def test_codes_of_other_tokens_are_not_taken(tmp_path):
@@ -104,14 +103,14 @@ def test_codes_of_other_tokens_are_not_taken(tmp_path):
     ids = [*range(299), 7]
     info = vkv.save(tmp_path / "b.vkv", cache, tokens=ids, codec="affine:bits=4",
                     parent=tmp_path / "0.vkv")  # fmt: skip
-    assert not info.files
+    assert not info.dependencies
 
 
 @pytest.mark.parametrize("codec", ["raw", "affine:bits=8", "affine:bits=4,group=32"])
 def test_codes_of_another_codec_are_not_taken(tmp_path, codec):
     cache = chain(tmp_path, "affine:bits=4", turns=1)
     info = save(tmp_path / "b.vkv", cache, 300, codec=codec, parent=tmp_path / "0.vkv")
-    assert not info.files
+    assert not info.dependencies
     assert info.codecs["keys"].startswith(codec.partition(",")[0])
 
 
@@ -142,13 +141,13 @@ def test_layers_that_do_not_grow_are_written_whole(tmp_path):
     assert apart == [f"layers.{at}.{n}.0.data" for at in ("0", "3.0") for n in ("keys", "values")]
     assert vkv.validate(tmp_path / "b.vkv", deep=True).ok
     assert vkv.load(tmp_path / "b.vkv").cache[1].offset == 61
-    assert list(info.files) == [vkv.inspect(tmp_path / "a.vkv").id]
+    assert list(info.dependencies) == [vkv.inspect(tmp_path / "a.vkv").id]
 
 
 def test_a_long_chain_is_written_whole_in_time(tmp_path):
     cache = chain(tmp_path, "affine:bits=4", turns=40, first=20, turn=3)
     info = vkv.inspect(tmp_path / "39.vkv")
-    assert len(info.files) <= 16
+    assert len(info.dependencies) <= 16
     assert cache[0].offset == 137
     assert vkv.validate(tmp_path / "39.vkv", deep=True).ok
 
@@ -164,7 +163,7 @@ def test_a_missing_file_is_named(tmp_path):
     assert [f.rule for f in vkv.validate(tmp_path / "1.vkv").findings if f.severity == "error"] == [
         "H12"
     ]
-    assert vkv.inspect(tmp_path / "1.vkv").files.keys() == {id_}
+    assert vkv.inspect(tmp_path / "1.vkv").dependencies.keys() == {id_}
     for place in (tmp_path / "kept", tmp_path / "kept" / "elsewhere.vkv"):
         assert vkv.load(tmp_path / "1.vkv", search_paths=[place]).tokens == list(range(370))
         assert vkv.validate(tmp_path / "1.vkv", search_paths=[place], deep=True).ok
@@ -174,30 +173,30 @@ def test_each_candidate_is_read_once_whatever_the_number_of_ids(tmp_path, monkey
     chain(tmp_path, "raw", turns=4, first=20, turn=5)
     (tmp_path / "a.vkv").write_bytes(b"no vkv file")
     seen = []
-    monkeypatch.setattr(elsewhere, "_id_of", lambda path: seen.append(path) or found(path))
-    files = elsewhere.Files([tmp_path])
+    monkeypatch.setattr(dependencies, "_id_of", lambda path: seen.append(path) or id_of(path))
+    resolver = dependencies.FileResolver([tmp_path])
     for n in (1, 3, 0, 2, 1):
-        with files.open(bytes.fromhex(vkv.inspect(tmp_path / f"{n}.vkv").id)) as document:
+        with resolver.open(bytes.fromhex(vkv.inspect(tmp_path / f"{n}.vkv").id)) as document:
             assert document.name == str(tmp_path / f"{n}.vkv")
     assert sorted(seen) == [tmp_path / f"{n}.vkv" for n in range(4)]
     with pytest.raises(MissingFileError, match=r"is not in [^(]*; pass search_paths="):
-        files.open(bytes(32))
+        resolver.open(bytes(32))
     assert len(seen) == 5
 
 
-@pytest.mark.parametrize("limit", [("MAX_LOOKED_AT", 2), ("MAX_LOOKED_BYTES", 4000)])
+@pytest.mark.parametrize("limit", [("MAX_CANDIDATES", 2), ("MAX_CANDIDATE_BYTES", 4000)])
 def test_a_search_for_any_number_of_ids_ends(tmp_path, monkeypatch, limit):
     chain(tmp_path, "raw", turns=4, first=20, turn=5)
     ids = [bytes.fromhex(vkv.inspect(tmp_path / f"{n}.vkv").id) for n in range(4)]
-    monkeypatch.setattr(elsewhere, *limit)
-    files = elsewhere.Files([tmp_path])
-    files.open(ids[1]).close()
+    monkeypatch.setattr(dependencies, *limit)
+    resolver = dependencies.FileResolver([tmp_path])
+    resolver.open(ids[1]).close()
     for _ in range(2):
         with pytest.raises(MissingFileError, match="the search ended after 2 files and"):
-            files.open(ids[3])
-    files.open(ids[0]).close()
+            resolver.open(ids[3])
+    resolver.open(ids[0]).close()
     (tmp_path / "3.vkv").rename(tmp_path / f"{ids[3].hex()}.vkv")  # a name is not searched for
-    files.open(ids[3]).close()
+    resolver.open(ids[3]).close()
 
 
 def test_a_file_of_that_id_without_the_tensor_is_refused(tmp_path):
@@ -259,7 +258,7 @@ def test_a_codebook_alone_is_not_worth_a_second_file(tmp_path):
     cache = chain(tmp_path, "nsnquant:bits=2", turns=1)
     other = vkv.save(tmp_path / "b.vkv", cache, tokens=range(5, 305), codec="nsnquant:bits=2",
                      parent=tmp_path / "0.vkv")  # fmt: skip
-    assert not other.files
+    assert not other.dependencies
 
 
 def test_damage_of_a_parent_does_not_spread(tmp_path):

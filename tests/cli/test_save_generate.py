@@ -324,7 +324,7 @@ def test_an_incremental_file_holds_what_is_new_and_says_what_it_stands_on(run, m
     ran = go_on(run, model, chat, "--save", tmp_path / "turn.vkv", "--incremental")
     assert ran.status == 0, ran.err
     assert "bytes in other files" in ran.err
-    assert list(vkv.inspect(tmp_path / "turn.vkv").files) == [vkv.inspect(chat).id]
+    assert list(vkv.inspect(tmp_path / "turn.vkv").dependencies) == [vkv.inspect(chat).id]
     ran = go_on(run, model, tmp_path / "turn.vkv", "--save", chat, "--incremental")
     assert ran.status == 1
     assert "[L10]" in ran.err
@@ -337,7 +337,7 @@ def test_an_incremental_file_that_shares_nothing_says_so(run, model, tmp_path):
                 "--codec", "affine:bits=8,group=32")  # fmt: skip
     assert ran.status == 0, ran.err
     assert "is whole" in ran.err
-    assert not vkv.inspect(tmp_path / "b.vkv").files
+    assert not vkv.inspect(tmp_path / "b.vkv").dependencies
 
 
 @pytest.mark.parametrize("args", [["--incremental"], ["--codec", "raw"], ["--meta", "a=b"]])

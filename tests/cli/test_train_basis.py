@@ -42,17 +42,17 @@ def test_save_inspect_generate_convert(run, place):
     prompt = ["--prompt", WORDS * 5, "--model", model]
     assert run("save", *prompt, "-o", place / "a.vkv", *codec).status == 0
     info = vkv.inspect(place / "a.vkv")
-    assert list(info.files) == [vkv.inspect(basis).id]
-    assert f"stands on  {vkv.inspect(basis).id}, 4 tensors" in run("inspect", place / "a.vkv").out
+    assert list(info.dependencies) == [vkv.inspect(basis).id]
+    assert f"depends on  {vkv.inspect(basis).id}, 4 tensors" in run("inspect", place / "a.vkv").out
     assert run("validate", "--deep", place / "a.vkv", basis).status == 0
     args = ["--model", model, "-p", " you", "-m", 4, "--json"]
     first = run("generate", place / "a.vkv", *args, "--save", place / "b.vkv", *codec).json
-    assert list(first["saved"]["files"]) == list(info.files)
+    assert list(first["saved"]["dependencies"]) == list(info.dependencies)
     (place / "alone").mkdir()
     assert run("convert", place / "a.vkv", place / "alone" / "a.vkv", "--inline").status == 0
     assert run("generate", place / "alone" / "a.vkv", *args).json["tokens"] == first["tokens"]
     assert run("convert", place / "alone" / "a.vkv", place / "c.vkv", *codec).status == 0
-    assert list(vkv.inspect(place / "c.vkv").files) == list(info.files)
+    assert list(vkv.inspect(place / "c.vkv").dependencies) == list(info.dependencies)
 
 
 def test_a_basis_shows_as_one(run, place):

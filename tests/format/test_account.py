@@ -14,7 +14,8 @@ import vkv
 from vkv.format import container, container_write, header
 from vkv.format.account import ROWS, account
 from vkv.format.document import Document
-from vkv.format.info import describe, of_document
+from vkv.format.info import of_document
+from vkv.format.layer_summary import describe
 from vkv.format.schema import Header, Layer, Segment, Stored, Tensor, Tokens
 from vkv.sources.local import FileSource
 

@@ -95,7 +95,7 @@ def test_what_was_loaded_stands_on_the_same_basis_again(store, basis, key):
 def test_export_stands_alone(store, basis, path, tmp_path):
     entry = put(store, LONG, basis)
     store.export(entry.id, tmp_path / "alone.vkv")
-    assert vkv.inspect(tmp_path / "alone.vkv").files == {}
+    assert vkv.inspect(tmp_path / "alone.vkv").dependencies == {}
     assert equal(store.get([*LONG, 1], model=MODEL), tmp_path / "alone.vkv")
 
 

@@ -97,7 +97,7 @@ def test_pinning_a_turn_keeps_what_it_stands_on(chat, wide):
 def test_export_stands_alone_and_add_takes_it_back(chat, wide, tmp_path):
     store, entries, _, _ = chat
     store.export(entries[3].id, tmp_path / "a.vkv")
-    assert vkv.inspect(tmp_path / "a.vkv").files == {}
+    assert vkv.inspect(tmp_path / "a.vkv").dependencies == {}
     alone = vkv.load(tmp_path / "a.vkv", model=wide).cache
     hit = store.get([*TOKENS, 0], model=wide)
     assert mx.array_equal(alone[0].keys, hit.cache[0].keys)

@@ -260,7 +260,7 @@ def chain(tmp_path, model):
         paths.append(tmp_path / f"{n}.vkv")
         parent = paths[-2] if len(paths) > 1 else None
         vkv.save(paths[-1], cache_of(LONG[:n]), tokens=LONG[:n], model=model, parent=parent)
-    assert len(vkv.inspect(paths[-1]).files) == 2
+    assert len(vkv.inspect(paths[-1]).dependencies) == 2
     return paths
 
 
@@ -282,7 +282,7 @@ def test_what_a_base_stands_on_is_not_followed(there, tmp_path, model):
         cache = [cache_of([n + x for n in LONG])[0] for x in own]  # a layer is shared
         parent = paths[len(ids) - 1] if ids else None
         ids.append(vkv.save(path, cache, tokens=LONG, model=model, parent=parent).id)
-    assert [list(vkv.inspect(path).files) for path in paths] == [[], ids[:1], ids[1:2]]
+    assert [list(vkv.inspect(path).dependencies) for path in paths] == [[], ids[:1], ids[1:2]]
     paths[0].rename(tmp_path / "hidden")
     there.push(paths[2])
     assert [key for key, _ in there.ls()] == sorted(ids[1:])

@@ -13,7 +13,13 @@ from vkv.arrays.reader import Reader, reader
 from vkv.codecs.protocol import DTYPES, Codec, Parts
 from vkv.codecs.segment_check import check_rereads, fit
 from vkv.errors import CodecError, HeaderError, VkvError
-from vkv.format.dependencies import Files, Other, Place, beside, searched
+from vkv.format.dependencies import (
+    Dependency,
+    FileResolver,
+    SearchPath,
+    default_resolver,
+    resolver_for,
+)
 from vkv.format.document import Document, open_document
 from vkv.format.layers import segment_shape
 from vkv.format.schema import Header, Segment, Tensor
@@ -25,15 +31,17 @@ class CacheFile:
     Args:
         document: Closed with the file.
         verify: Check the digest of what is read.
-        files: Where other files are found that this one stands on; its own folder
-            if not given.
+        resolver: Locates the files that this one depends on; by default it looks in the
+            folder of the document.
     """
 
-    def __init__(self, document: Document, *, verify: bool = True, files: Files | None = None):
+    def __init__(
+        self, document: Document, *, verify: bool = True, resolver: FileResolver | None = None
+    ):
         self.document, self._verify = document, verify
-        self._files = files or beside(document)
+        self._resolver = resolver or default_resolver(document)
         self._reader = reader(document, verify=verify)
-        self._others: dict[bytes, tuple[Other, Reader]] = {}
+        self._dependencies: dict[bytes, tuple[Dependency, Reader]] = {}
         self._settled = True
         _checked(document)
 
@@ -60,7 +68,7 @@ class CacheFile:
             yield
         finally:
             self._settled = True
-        for where in (self._reader, *(r for _, r in self._others.values())):
+        for where in (self._reader, *(r for _, r in self._dependencies.values())):
             where.settle()
 
     def array(self, name: str, *, wait: bool = True) -> mx.array:
@@ -82,7 +90,7 @@ class CacheFile:
         if stored.file is None:
             self.document.check(name)
         else:
-            other, _ = self._other(stored.file)
+            other, _ = self._dependency(stored.file)
             other.document.check(other.name(stored, name))
 
     def _located(self, names: Iterable[str]) -> list[tuple[Reader, list[str]]]:
@@ -94,17 +102,17 @@ class CacheFile:
             if stored.file is None:
                 own.append(name)
             else:
-                there = self._other(stored.file)[0].name(stored, name)
+                there = self._dependency(stored.file)[0].name(stored, name)
                 found.setdefault(stored.file, []).append(there)
-        readers = [(self._others[key][1], there) for key, there in found.items()]
+        readers = [(self._dependencies[key][1], there) for key, there in found.items()]
         return [(self._reader, own), *readers] if own else readers
 
-    def _other(self, key: bytes) -> tuple[Other, Reader]:
-        if key not in self._others:
-            document = self._files.open(key)
-            other = Other(document, self.header)
-            self._others[key] = other, reader(document, verify=self._verify)
-        return self._others[key]
+    def _dependency(self, key: bytes) -> tuple[Dependency, Reader]:
+        if key not in self._dependencies:
+            document = self._resolver.open(key)
+            dependency = Dependency(document, self.header)
+            self._dependencies[key] = dependency, reader(document, verify=self._verify)
+        return self._dependencies[key]
 
     def parts(self, segment: Segment, shape: tuple[int, ...]) -> tuple[Codec, Parts]:
         """The codec and the validated parts of a segment covering ``shape``.
@@ -148,10 +156,10 @@ class CacheFile:
     def close(self) -> None:
         self._reader.close()
         self.document.close()
-        for other, where in self._others.values():
+        for other, where in self._dependencies.values():
             where.close()
             other.document.close()
-        self._others.clear()
+        self._dependencies.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -173,12 +181,12 @@ def open_file(
     target: str | os.PathLike[str] | bytes,
     *,
     verify: bool = True,
-    search_paths: Iterable[Place] | None = None,
-    more: Iterable[Place] = (),
+    search_paths: Iterable[SearchPath] | None = None,
+    more: Iterable[SearchPath] = (),
 ) -> CacheFile:
     """Open a path, a URL, or bytes; ``search_paths`` as in ``vkv.load``. Raises as ``Document``.
 
-    ``more`` are places beside ``search_paths``, or beside what is usual.
+    ``more`` are searched after ``search_paths``, or after the default.
     """
     document = open_document(target)
-    return CacheFile(document, verify=verify, files=searched(document, search_paths, more))
+    return CacheFile(document, verify=verify, resolver=resolver_for(document, search_paths, more))

@@ -27,7 +27,7 @@ from vkv.caches.saving.save import save, wish
 from vkv.caches.saving.write_plan import Plan
 from vkv.codecs import registry
 from vkv.errors import VkvError
-from vkv.format.dependencies import Files
+from vkv.format.dependencies import FileResolver
 from vkv.format.document import open_document
 from vkv.format.header import VERSION
 from vkv.format.info import Info
@@ -130,10 +130,10 @@ class Bench:
         with tempfile.TemporaryDirectory(prefix="vkv-bench-") as folder:
             path = Path(folder) / "cache.vkv"
             save_time = median(lambda: self._save(path, case), self.repeat)
-            load_time = median(lambda: load(path, search_paths=case.files), self.repeat)
+            load_time = median(lambda: load(path, search_paths=case.search_paths), self.repeat)
             mx.reset_peak_memory()
             before = mx.get_active_memory()
-            prompt = load(path, search_paths=case.files)
+            prompt = load(path, search_paths=case.search_paths)
             peak = mx.get_peak_memory() - before
             return self._row(name, case, path, prompt, save_time, load_time, peak)
 
@@ -172,7 +172,7 @@ class Bench:
             encode=median(lambda: self._encode(case), self.repeat),
             save=save_time,
             load=load_time,
-            decode=median(lambda: _decode(path, case.files), self.repeat),
+            decode=median(lambda: _decode(path, case.search_paths), self.repeat),
             peak=peak,
             first_token=load_time.seconds + step,
             notes=tuple(info.notes),
@@ -208,7 +208,7 @@ class _Case:
     basis: Path | None
 
     @property
-    def files(self) -> list[Path] | None:
+    def search_paths(self) -> list[Path] | None:
         return None if self.basis is None else [self.basis]
 
 
@@ -218,10 +218,10 @@ def _case(name: str, basis: Path | None) -> _Case:
     return _Case(codec, basis if name.endswith(BASIS) else None)
 
 
-def _decode(path: Path, files: list[Path] | None) -> None:
+def _decode(path: Path, search_paths: list[Path] | None) -> None:
     """Decode every tensor from memory, without verifying."""
     with open_document(path.read_bytes()) as document:
-        file = CacheFile(document, verify=False, files=Files(files or ()))
+        file = CacheFile(document, verify=False, resolver=FileResolver(search_paths or ()))
         for i, layer in enumerate(document.header.layers):
             mx.eval([decode(file, layer, name, f"layers[{i}]") for name in layer.tensors])
 

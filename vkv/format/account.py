@@ -1,4 +1,4 @@
-"""What every byte of a file is spent on; needs neither codecs nor MLX."""
+"""Account for every byte of a file, by role and by tensor. Needs neither codecs nor MLX."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from vkv.format.document import Document
 from vkv.format.layers import segment_shape, segments
 from vkv.format.schema import ROLES
 
-#: Rows that are no role of a stored tensor: framing and header.
+#: Rows of the account: the roles of stored tensors, and framing plus header.
 ROWS = (*ROLES, "header")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Bytes and elements of all tensors of one name, e.g. ``"keys"``.
+    """Count bytes and elements of all tensors of one name, e.g. ``"keys"``.
 
     Attributes:
-        elements: Cached elements represented.
-        bytes: Bytes stored for them alone.
+        elements: Cached elements that it represents.
+        bytes: Bytes stored for this group alone.
         roles: The same by role.
     """
 
@@ -31,21 +31,21 @@ class Group:
 
     @property
     def bits(self) -> float:
-        """Bits per element, what is shared with other groups and the header not counted."""
+        """Bits per element, without the header and what several groups share."""
         return 8 * self.bytes / self.elements if self.elements else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """The byte account. ``roles`` adds up to ``size`` exactly.
+    """Hold the byte account of a file. ``roles`` adds up to ``size`` exactly.
 
     Attributes:
         size: Bytes of the file.
         roles: Role -> bytes, over ``ROWS``; ``header`` is framing plus header.
         groups: Tensor name (``keys``, ``values`` …) -> its own account.
-        shared: Bytes that several groups use (a codebook), or that are for other files.
+        shared: Bytes that several groups use (a codebook), or that are tables for other files.
         elements: Cached elements in the file.
-        elsewhere: Bytes of other files that this one stands on; in no other number here.
+        external: Bytes used from files that this one depends on; in no other number here.
     """
 
     size: int
@@ -53,16 +53,16 @@ class Accounting:
     groups: dict[str, Group]
     shared: int
     elements: int = field(default=0)
-    elsewhere: int = 0
+    external: int = 0
 
     @property
     def bits(self) -> float:
-        """Bits per element, all in: every byte of the file over all cached elements."""
+        """Bits per element: every byte of the file over all cached elements."""
         return 8 * self.size / self.elements if self.elements else 0.0
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than the same elements in fp16."""
+        """Size of the same elements in fp16 over the size of the file."""
         return 2 * self.elements / self.size
 
     @property
@@ -86,12 +86,12 @@ def account(document: Document) -> Accounting:
         for part in segment.parts.values():
             users.setdefault(part, set()).add(name)
     own: dict[str, Counter[str]] = {name: Counter() for name in elements}
-    offered = set(document.header.tables.values()) - users.keys()
-    shared, elsewhere = sum(stored[name].nbytes for name in offered), 0
+    unused_tables = set(document.header.tables.values()) - users.keys()
+    shared, external = sum(stored[name].nbytes for name in unused_tables), 0
     for part, (first, *others) in users.items():
         info = stored[part]
         if info.file is not None:
-            elsewhere += info.nbytes
+            external += info.nbytes
         elif others:
             shared += info.nbytes
         elif info.nbytes:
@@ -100,9 +100,9 @@ def account(document: Document) -> Accounting:
         name: Group(count, own[name].total(), _sorted(own[name]))
         for name, count in elements.items()
     }
-    return Accounting(document.size, roles, groups, shared, elements.total(), elsewhere)
+    return Accounting(document.size, roles, groups, shared, elements.total(), external)
 
 
 def _sorted(roles: Counter[str]) -> dict[str, int]:
-    """In the order of ``ROLES``."""
+    """Return ``roles`` in the order of ``ROLES``."""
     return {role: roles[role] for role in ROLES if role in roles}

@@ -1,7 +1,7 @@
-"""Other vkv files that one stands on, found by id in files and folders (H12).
+"""Locate the files that a .vkv file depends on, by content id, in files and folders (H12).
 
-A file's name says nothing about its id, so a name that is the id is tried first, then
-the ids of all candidates are learnt, each once, from the bytes of their headers.
+A file's name says nothing about its id. So a file named by the id is tried first; then the
+ids of all candidates are learnt, each once, from their headers.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from vkv.sources.local import FileSource
 from vkv.sources.opening import open_source
 from vkv.sources.urls import is_url
 
-#: A file, or a folder whose ``.vkv`` files are looked at. Of a folder behind a URL only
-#: names that are the id.
-Place = str | os.PathLike[str]
-#: Files whose ids one search learns, and bytes of JSON and headers that it reads for them.
-MAX_LOOKED_AT, MAX_LOOKED_BYTES = 4096, 64 << 20
+#: A file, or a folder whose ``.vkv`` files are candidates. Of a folder behind a URL, which may
+#: have no listing, only files named by the id are.
+SearchPath = str | os.PathLike[str]
+#: Candidates whose ids one search learns, and bytes of JSON and headers that it reads for them.
+MAX_CANDIDATES, MAX_CANDIDATE_BYTES = 4096, 64 << 20
 
 
-class Files:
-    """Finds vkv files by id. What is in the places is listed once, when it is needed.
+class FileResolver:
+    """Locate vkv files by id. Folders are listed once, when first needed.
 
     Args:
-        places: Files and folders, searched in this order.
+        search_paths: Files and folders, searched in this order.
     """
 
-    def __init__(self, places: Iterable[Place] = ()):
-        self.places = [x if isinstance(x, str) and is_url(x) else Path(x) for x in places]
+    def __init__(self, search_paths: Iterable[SearchPath] = ()):
+        self.search_paths = [
+            x if isinstance(x, str) and is_url(x) else Path(x) for x in search_paths
+        ]
         self._known: dict[str, list[Path | str]] = {}
         self._unread = self._learn()
         self._ended = ""
 
-    def open(self, key: bytes) -> Document:
-        """The file whose id is ``key``.
+    def open(self, file_id: bytes) -> Document:
+        """Open the file whose id is ``file_id``.
 
         Raises:
-            MissingFileError: No place has it (H12), or too much would have to be looked
-                at; the message names the id.
+            MissingFileError: No search path has it, or too many candidates would have to be
+                read (H12); the message names the id.
         """
-        name = key.hex()
+        name = file_id.hex()
         for path in self._candidates(name):
             try:
                 document = open_document(path)
@@ -55,48 +57,51 @@ class Files:
             if document.id == name:
                 return document
             document.close()
-        raise MissingFileError(name, [str(place) for place in self.places], ended=self._ended)
+        raise MissingFileError(name, [str(path) for path in self.search_paths], ended=self._ended)
 
     def _candidates(self, name: str) -> Iterator[Path | str]:
-        """Files named by the id in any place, then those of that id."""
-        for place in self.places:
-            if isinstance(place, str):
-                own = place.rpartition("/")[2] == f"{name}.vkv"
-                yield from [place] if own else [] if _is_one(place) else _in_folder(place, name)
-            elif place.stem == name:
-                yield place
-            elif place.is_dir():
-                yield place / f"{name}.vkv"
+        """Yield files named by the id in any search path, then files with that id."""
+        for path in self.search_paths:
+            if isinstance(path, str):
+                named = path.rpartition("/")[2] == f"{name}.vkv"
+                yield from [path] if named else [] if _is_file(path) else _in_folder(path, name)
+            elif path.stem == name:
+                yield path
+            elif path.is_dir():
+                yield path / f"{name}.vkv"
         yield from tuple(self._known.get(name, ()))
-        for found, path in self._unread:
-            if found == name:
+        for learnt, path in self._unread:
+            if learnt == name:
                 yield path
 
     def _learn(self) -> Iterator[tuple[str, Path | str]]:
-        """Ids of all candidates, one by one, for all searches of this object together."""
-        looked = read = 0
+        """Yield the id of each candidate; all searches of this resolver share one pass."""
+        candidates = nbytes = 0
         for path in self._listed():
-            if looked == MAX_LOOKED_AT or read >= MAX_LOOKED_BYTES:
-                self._ended = f"after {looked:,} files and {read:,} bytes of headers"
+            if candidates == MAX_CANDIDATES or nbytes >= MAX_CANDIDATE_BYTES:
+                self._ended = f"after {candidates:,} files and {nbytes:,} bytes of headers"
                 return
-            found, nbytes = _id_of(path)
-            looked, read = looked + 1, read + nbytes
-            if found is not None:
-                self._known.setdefault(found, []).append(path)
-                yield found, path
+            learnt, read = _id_of(path)
+            candidates, nbytes = candidates + 1, nbytes + read
+            if learnt is not None:
+                self._known.setdefault(learnt, []).append(path)
+                yield learnt, path
 
     def _listed(self) -> Iterator[Path | str]:
-        for place in self.places:
-            if isinstance(place, str):
-                yield from [place] if _is_one(place) else []
-            elif place.is_dir():
-                yield from sorted(place.glob("*.vkv"))
+        for path in self.search_paths:
+            if isinstance(path, str):
+                yield from [path] if _is_file(path) else []
+            elif path.is_dir():
+                yield from sorted(path.glob("*.vkv"))
             else:
-                yield place
+                yield path
 
 
 def _id_of(path: Path | str) -> tuple[str | None, int]:
-    """Id of a file whose header is not decoded, if it may be one, and the bytes it took."""
+    """Return the id of a file without decoding its header, and the bytes read.
+
+    The id is ``None`` if the file cannot be read or is no vkv file.
+    """
     nbytes = 0
     try:
         source = open_source(path) if isinstance(path, str) else FileSource(path)
@@ -113,77 +118,81 @@ def _id_of(path: Path | str) -> tuple[str | None, int]:
         return None, nbytes
 
 
-def _is_one(url: str) -> bool:
+def _is_file(url: str) -> bool:
     return url.endswith(".vkv")
 
 
-def beside(document: Document) -> Files:
-    """Where a file is looked for when nothing was said: the folder of ``document``."""
-    if is_url(document.name):
-        folder = document.name.rpartition("/")[0]
-        above, _, last = folder.rpartition("/")
-        return Files([folder, above] if last == document.id[:2] else [folder])
-    path = Path(document.name)
-    return Files([path.parent] if path.is_file() else ())
-
-
-def searched(
-    document: Document, places: Iterable[Place] | None, more: Iterable[Place] = ()
-) -> Files:
-    """``places``, or where is looked when none were given, and ``more``."""
-    return Files([*(beside(document).places if places is None else places), *more])
-
-
 def _in_folder(url: str, name: str) -> list[str]:
-    """Where a folder that cannot be listed has a file: by its name, or as a store has it."""
+    """Return where a folder without listing may have the file, named as by hand or in a store."""
     folder = url.rstrip("/")
     return [f"{folder}/{name}.vkv", f"{folder}/{name[:2]}/{name}.vkv"]
 
 
-class Other:
-    """One file that another stands on, and where in it a stored tensor is.
+def default_resolver(document: Document) -> FileResolver:
+    """Return the resolver used when no search path is given: the folder of ``document``.
+
+    For an object of a remote store the folder above is searched too.
+    """
+    if is_url(document.name):
+        folder = document.name.rpartition("/")[0]
+        above, _, last = folder.rpartition("/")
+        return FileResolver([folder, above] if last == document.id[:2] else [folder])
+    path = Path(document.name)
+    return FileResolver([path.parent] if path.is_file() else ())
+
+
+def resolver_for(
+    document: Document, search_paths: Iterable[SearchPath] | None, more: Iterable[SearchPath] = ()
+) -> FileResolver:
+    """Return a resolver over ``search_paths`` (default: ``default_resolver``) and ``more``."""
+    first = default_resolver(document).search_paths if search_paths is None else search_paths
+    return FileResolver([*first, *more])
+
+
+class Dependency:
+    """Find stored tensors in one file that another depends on.
 
     Args:
-        document: Closed if it is refused.
-        head: Of the other file.
+        document: The file depended on; closed if it is refused.
+        head: Header of the file that depends on it.
 
     Raises:
-        HeaderError: More bytes than the file has (H12).
+        HeaderError: ``head`` refers to more bytes than the file has (H12).
     """
 
     def __init__(self, document: Document, head: Header):
         self.document = document
-        own, held = bytes.fromhex(document.id), document.size
-        asked = sum(stored.nbytes for stored in head.tensors.values() if stored.file == own)
-        if asked > held:
+        file_id, size = bytes.fromhex(document.id), document.size
+        used = sum(stored.nbytes for stored in head.tensors.values() if stored.file == file_id)
+        if used > size:
             document.close()
             raise HeaderError(
-                f"{asked} bytes are taken from file {document.id[:16]}…, which has {held}",
+                f"{used} bytes are used of file {document.id[:16]}…, which has {size}",
                 rule="H12",
                 at="tensors",
             )
         self._names = {
-            _key(stored): name
+            _content(stored): name
             for name, stored in document.header.tensors.items()
             if stored.file is None
         }
 
     def name(self, stored: Stored, at: str) -> str:
-        """Name in this file of the tensor that ``stored`` speaks of.
+        """Return the name in this file of the tensor that ``stored`` refers to.
 
         Raises:
-            HeaderError: The file holds no such tensor (H12).
+            HeaderError: The file has no such tensor (H12).
         """
-        found = self._names.get(_key(stored))
-        if found is None:
+        name = self._names.get(_content(stored))
+        if name is None:
             raise HeaderError(
                 f"file {self.document.id[:16]}… holds no {stored.dtype} {stored.shape} of digest "
                 f"{stored.digest.hex()[:16]}…",
                 rule="H12",
                 at=at,
             )
-        return found
+        return name
 
 
-def _key(stored: Stored) -> tuple[bytes, str, tuple[int, ...]]:
+def _content(stored: Stored) -> tuple[bytes, str, tuple[int, ...]]:
     return stored.digest, stored.dtype, stored.shape

@@ -1,31 +1,31 @@
-"""What a file says about itself: ``vkv.inspect``. Needs neither MLX nor the codecs."""
+"""Describe a file from its header: ``vkv.inspect``. Needs neither MLX nor the codecs."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from vkv.format.account import Accounting, account
 from vkv.format.document import Document, open_document
+from vkv.format.layer_summary import codec_string, layer_groups
 from vkv.format.layers import external_references, segments
-from vkv.format.schema import Header, Layer, Segment, Tensor
+from vkv.format.schema import Header
 
-#: Version of the JSON that ``Info.to_dict`` gives.
+#: Version of the JSON that ``Info.to_dict`` returns.
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Info:
-    """One file, described.
+    """Describe one file.
 
     Attributes:
         path: As it was given.
         id: BLAKE3 of the header, hex; it covers every byte through the digests.
         size: Bytes.
         header: All fields of the file's header.
-        accounting: What every byte is spent on.
+        accounting: Bytes by purpose; they add up to ``size``.
     """
 
     path: str
@@ -41,7 +41,7 @@ class Info:
 
     @property
     def tokens(self) -> int | None:
-        """Tokens the cache covers, if the file says."""
+        """Number of tokens the cache covers; ``None`` if not recorded."""
         return self.header.tokens.count if self.header.tokens else None
 
     @property
@@ -50,36 +50,38 @@ class Info:
 
     @property
     def codecs(self) -> dict[str, str]:
-        """Codec strings of ``keys`` and ``values``, as ``vkv.save`` takes them.
+        """Return the codec strings of ``keys`` and ``values``, as ``vkv.save`` takes them.
 
-        Of several the one that holds most tokens; ``raw`` only where there is no other.
+        Of several codecs it is the one that holds most tokens, and ``raw`` only where there
+        is no other.
         """
-        tokens: dict[str, dict[str, int]] = {"keys": {}, "values": {}}
+        counts: dict[str, dict[str, int]] = {"keys": {}, "values": {}}
         for _, name, tensor, segment in segments(self.header):
-            if name in tokens and not segment.is_raw:
+            if name in counts and not segment.is_raw:
                 count = segment.tokens or (tensor.shape[-2] if len(tensor.shape) == 4 else 0)
                 text = codec_string(segment)
-                tokens[name][text] = tokens[name].get(text, 0) + count
+                counts[name][text] = counts[name].get(text, 0) + count
         return {
-            name: max(found, key=found.__getitem__, default="raw") for name, found in tokens.items()
+            name: max(by_codec, key=by_codec.__getitem__, default="raw")
+            for name, by_codec in counts.items()
         }
 
     @property
-    def files(self) -> dict[str, int]:
-        """Other files that this one stands on: id -> tensors used of it."""
+    def dependencies(self) -> dict[str, int]:
+        """Files that this one depends on: id -> number of tensors taken from it."""
         return {key.hex(): len(names) for key, names in external_references(self.header).items()}
 
     @property
     def notes(self) -> list[str]:
-        """What was asked for and not done, one line per group of layers."""
+        """Return one line for each group of layers whose codec is not the one asked for."""
         return [
-            f"{row.layers} {tensor}: {note}"
-            for row in rows(self.header.layers)
-            for tensor, note in row.notes.items()
+            f"{group.layers} {tensor}: {note}"
+            for group in layer_groups(self.header.layers)
+            for tensor, note in group.notes.items()
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, with a ``schema_version``."""
+        """Return plain data for JSON, with a ``schema_version``."""
         head, total = self.header, self.accounting
         return {
             "schema_version": SCHEMA_VERSION,
@@ -95,8 +97,8 @@ class Info:
             "tokens": self.tokens,
             "tokens_digest": head.tokens.digest.hex() if head.tokens else None,
             "metadata": head.metadata,
-            "files": self.files,
-            "layers": [row.to_dict() for row in rows(head.layers)],
+            "dependencies": self.dependencies,
+            "layers": [group.to_dict() for group in layer_groups(head.layers)],
             "accounting": {
                 "roles": total.roles,
                 "groups": {
@@ -110,7 +112,7 @@ class Info:
                 },
                 "shared": total.shared,
                 "elements": total.elements,
-                "elsewhere": total.elsewhere,
+                "external": total.external,
                 "bits": total.bits,
                 "ratio_to_fp16": total.ratio,
                 "adds_up": total.adds_up,
@@ -138,69 +140,6 @@ def _tokenizer(head: Header) -> dict[str, Any] | None:
         "vocab_size": head.tokenizer.vocab_size,
         "template": template.hex() if template else None,
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Consecutive layers that look alike."""
-
-    layers: str
-    kind: str
-    scalars: dict[str, int]
-    tensors: dict[str, str]
-    notes: dict[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "layers": self.layers,
-            "kind": self.kind,
-            "scalars": self.scalars,
-            "tensors": self.tensors,
-            "notes": self.notes,
-        }
-
-
-def rows(layers: tuple[Layer, ...], prefix: str = "") -> list[Row]:
-    """One row per run of equal layers; children of a list follow their parent."""
-    found: list[Row] = []
-    first = 0
-    for i, layer in enumerate(layers):
-        if i + 1 < len(layers) and _look(layers[i + 1]) == _look(layer):
-            continue
-        name = f"{prefix}{first}" if first == i else f"{prefix}{first}-{i}"
-        found.append(_row(name, layer))
-        found += rows(layer.children, f"{name}.")
-        first = i + 1
-    return found
-
-
-def _row(name: str, layer: Layer) -> Row:
-    tensors = {n: describe(t) for n, t in sorted(layer.tensors.items())}
-    notes = {n: t.note for n, t in sorted(layer.tensors.items()) if t.note}
-    return Row(name, layer.kind, layer.scalars, tensors, notes)
-
-
-def _look(layer: Layer) -> tuple[Any, ...]:
-    row = _row("", layer)
-    return row, tuple(_look(child) for child in layer.children)
-
-
-def describe(tensor: Tensor) -> str:
-    """``BF16 (1, 8, 4096, 128): raw 4 + affine:bits=4,group=64,scale=BF16 4092 in 3``."""
-    shape = ", ".join(map(str, tensor.shape))
-    runs = [(codec, list(run)) for codec, run in groupby(tensor.segments, key=codec_string)]
-    pieces = []
-    for codec, run in runs:
-        count = f" {sum(s.tokens or 0 for s in run)}" if len(runs) > 1 else ""
-        pieces.append(f"{codec}{count}" + (f" in {len(run)} segments" if len(run) > 1 else ""))
-    return f"{tensor.dtype} ({shape}): {' + '.join(pieces)}"
-
-
-def codec_string(segment: Segment) -> str:
-    """``affine:bits=4,group=64,scale=F16``; plain ``raw``, whose one param is the tensor's."""
-    if segment.is_raw or not segment.params:
-        return segment.codec
-    return f"{segment.codec}:" + ",".join(f"{k}={v}" for k, v in sorted(segment.params.items()))
 
 
 def of_document(document: Document) -> Info:

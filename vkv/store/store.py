@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vkv.format.dependencies import Files, Place
+from vkv.format.dependencies import FileResolver, SearchPath
 from vkv.store.local import entries as rows
 from vkv.store.local import maintenance as upkeep
 from vkv.store.local import retrieve as answer
@@ -71,8 +71,8 @@ class PromptStore:
         tokenizer: Any = None,
         codec: CodecSpec = "raw",
         metadata: Mapping[str, str] | None = None,
-        search_paths: Iterable[Place] = (),
-        basis: Place | None = None,
+        search_paths: Iterable[SearchPath] = (),
+        basis: SearchPath | None = None,
         progress: Progress | None = None,
     ) -> Entry:
         """Store a prompt's cache, whole or not at all.
@@ -87,7 +87,7 @@ class PromptStore:
             tokenizer: The tokenizer that made ``tokens``.
             codec: As ``vkv.save`` takes it.
             metadata: Text to text, stored with it.
-            search_paths: Where files are found that the store lacks and the entry depends on;
+            search_paths: Where files are looked for that the store lacks and the entry depends on;
                 they are taken in too. A cache that came from a file with a table of
                 another one stands on that.
             basis: As ``vkv.save`` takes it. A copy stays in the store, as long as an entry
@@ -112,11 +112,11 @@ class PromptStore:
             )  # fmt: skip
 
         parent = ancestor(self._index, identity.model_id(model), tokens, codec)
-        places = Files([*search_paths, *([] if basis is None else [basis])])
-        return put_in(self._index, self.limits, write, parent, places)
+        resolver = FileResolver([*search_paths, *([] if basis is None else [basis])])
+        return put_in(self._index, self.limits, write, parent, resolver)
 
     def add(
-        self, path: str | os.PathLike[str], *, search_paths: Iterable[Place] | None = None
+        self, path: str | os.PathLike[str], *, search_paths: Iterable[SearchPath] | None = None
     ) -> Entry:
         """Store a copy of a ``.vkv`` file, after checking every byte of it.
 
@@ -124,7 +124,7 @@ class PromptStore:
 
         Args:
             path: The file; it must name its model and hold its tokens.
-            search_paths: Where the files are found that it depends on; its own folder if not
+            search_paths: Where the files it depends on are looked for; its own folder if not
                 given.
 
         Returns:
@@ -136,9 +136,9 @@ class PromptStore:
         """
         with self._layout.desk() as desk:
             own = desk / "new.vkv"
-            places = Files([Path(path).parent] if search_paths is None else search_paths)
-            copy_in(Path(path), own, places)
-            return take_in(self._index, self.limits, own, places)
+            resolver = FileResolver([Path(path).parent] if search_paths is None else search_paths)
+            copy_in(Path(path), own, resolver)
+            return take_in(self._index, self.limits, own, resolver)
 
     def find(self, tokens: Any, *, model: Any) -> Found | None:
         """The longest stored prefix of a prompt, without loading it.

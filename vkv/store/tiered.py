@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkv.errors import VkvError
-from vkv.format.dependencies import Files
+from vkv.format.dependencies import FileResolver
 from vkv.format.document import Document, open_document
 from vkv.format.layers import external_references
 from vkv.store.local import entries as rows
@@ -146,7 +146,7 @@ def pull(
                 with remote.open(base) as other:
                     _download(layout, other, base, others / f"{base}.vkv", None)
                 fetched.append(base)
-        return take_in(store._index, store.limits, own, Files([others])), fetched
+        return take_in(store._index, store.limits, own, FileResolver([others])), fetched
 
 
 def _download(

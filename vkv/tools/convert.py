@@ -21,7 +21,7 @@ from vkv.caches.saving.write_plan import Plan
 from vkv.codecs.protocol import DTYPES
 from vkv.errors import ContainerError, MismatchError, VkvError
 from vkv.format import header
-from vkv.format.dependencies import Place, searched
+from vkv.format.dependencies import SearchPath, resolver_for
 from vkv.format.document import open_document
 from vkv.format.info import Info
 from vkv.format.layer_rules import check_cache, check_layers
@@ -43,8 +43,8 @@ def convert(
     tokenizer: Any = None,
     tokens: Any = None,
     inline: bool = False,
-    search_paths: Iterable[Place] | None = None,
-    basis: Place | None = None,
+    search_paths: Iterable[SearchPath] | None = None,
+    basis: SearchPath | None = None,
     progress: Progress | None = None,
     durable: bool = True,
 ) -> Info:
@@ -68,7 +68,7 @@ def convert(
         inline: Encode nothing: copy all as it stands, and what ``src`` refers to in other
             files into ``dst``, which then stands alone. For vkv files; the other options
             have no place beside it.
-        search_paths: Where the files are found that ``src`` depends on, as in ``vkv.load``.
+        search_paths: Where the files ``src`` depends on are looked for, as in ``vkv.load``.
         basis: As in ``vkv.save``.
         progress: Called with (bytes done, bytes in all).
         durable: Flush to the disk before returning.
@@ -86,7 +86,7 @@ def convert(
     if inline:
         with open_document(src) as source:
             check_target(dst, external_references(source.header))
-            return inlined(source, dst, searched(source, search_paths), durable=durable)
+            return inlined(source, dst, resolver_for(source, search_paths), durable=durable)
     plan = Plan(wish(codec))
     head = Header(
         version=header.VERSION,
@@ -119,7 +119,9 @@ def convert(
             return write(dst, head, plan, _decoded(file), ids, durable=durable, progress=progress)
 
 
-def _open(src: str | os.PathLike[str], search_paths: Iterable[Place] | None) -> CacheFile | None:
+def _open(
+    src: str | os.PathLike[str], search_paths: Iterable[SearchPath] | None
+) -> CacheFile | None:
     """The file, or ``None`` where it is safetensors of another format."""
     try:
         return open_file(src, search_paths=search_paths)

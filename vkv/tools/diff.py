@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vkv.format.dependencies import Files, Place
+from vkv.format.dependencies import FileResolver, SearchPath
 from vkv.format.document import Document, open_document
-from vkv.format.info import describe
 from vkv.format.layer_rules import check_layers
+from vkv.format.layer_summary import describe
 from vkv.format.layers import external_references, walk
 from vkv.format.schema import Header, Layer
 
@@ -140,7 +140,7 @@ def diff(
     b: str | os.PathLike[str],
     *,
     deep: bool = False,
-    search_paths: Iterable[Place] | None = None,
+    search_paths: Iterable[SearchPath] | None = None,
 ) -> Diff:
     """Compare two files: identity, tokens, layers, codecs, stored bytes.
 
@@ -149,7 +149,7 @@ def diff(
         b: The other.
         deep: Also decode and compare values: largest difference and relative
             squared error of each tensor, with ``a`` as the reference.
-        search_paths: Where the files are found that they depend on, as in ``vkv.load``.
+        search_paths: Where the files they depend on are looked for, as in ``vkv.load``.
 
     Raises:
         VkvError: A file is damaged.
@@ -168,7 +168,7 @@ def diff(
                 found,
                 first,
                 second,
-                None if search_paths is None else Files(search_paths),
+                None if search_paths is None else FileResolver(search_paths),
             )
         return found
 
@@ -254,13 +254,13 @@ def _digests(head: Header, layer: Layer, name: str) -> str:
     return " ".join(head.tensors[part].digest.hex()[:8] for part in parts)
 
 
-def _values(found: Diff, a: Document, b: Document, places: Files | None) -> None:
+def _values(found: Diff, a: Document, b: Document, resolver: FileResolver | None) -> None:
     from vkv.arrays.cache_file import CacheFile
 
     second = dict(walk(b.header.layers))
     files = (
-        CacheFile(a, files=places),
-        CacheFile(b, files=places),
+        CacheFile(a, resolver=resolver),
+        CacheFile(b, resolver=resolver),
     )
     for at, layer in walk(a.header.layers):
         for name in sorted(layer.tensors):

@@ -10,7 +10,7 @@ from msgspec import structs
 from vkv._atomic import replacing
 from vkv.format import container_write, header
 from vkv.format.container_write import Form, Pieces
-from vkv.format.dependencies import Files, Other
+from vkv.format.dependencies import Dependency, FileResolver
 from vkv.format.document import Document
 from vkv.format.info import Info, of_document
 from vkv.format.layers import external_references, segments
@@ -20,7 +20,7 @@ from vkv.sources.local import FileSource
 
 
 def inline(
-    source: Document, dst: str | os.PathLike[str], files: Files, *, durable: bool = True
+    source: Document, dst: str | os.PathLike[str], resolver: FileResolver, *, durable: bool = True
 ) -> Info:
     """Write ``source`` with all that it refers to in other files.
 
@@ -30,7 +30,7 @@ def inline(
         OSError: ``dst`` cannot be written; what stood there is untouched.
     """
     head = source.header
-    others = {key: Other(files.open(key), head) for key in external_references(head)}
+    others = {key: Dependency(resolver.open(key), head) for key in external_references(head)}
     alone = whole(head)
     loads = [_load(source, others, name) for name in _order(head)]
     try:
@@ -60,7 +60,7 @@ def _order(head: Header) -> list[str]:
 
 
 def _load(
-    source: Document, others: dict[bytes, Other], name: str
+    source: Document, others: dict[bytes, Dependency], name: str
 ) -> tuple[Form, Callable[[], Buffer | Pieces]]:
     stored = source.header.tensors[name]
     form = (name, stored.dtype, stored.shape)

@@ -10,7 +10,7 @@ from typing import Any
 from vkv.codecs.segment_check import check_rereads, fit
 from vkv.errors import VkvError
 from vkv.format.container import HEADER
-from vkv.format.dependencies import Files, Other, Place, searched
+from vkv.format.dependencies import Dependency, FileResolver, SearchPath, resolver_for
 from vkv.format.document import Document, open_document
 from vkv.format.layer_rules import check_layer, check_layers, is_basis
 from vkv.format.layers import external_references, segment_shape, segments, walk
@@ -77,7 +77,7 @@ def validate(
     deep: bool = False,
     model: Any = None,
     tokenizer: Any = None,
-    search_paths: Iterable[Place] | None = None,
+    search_paths: Iterable[SearchPath] | None = None,
 ) -> Report:
     """Check a file: framing, header, layers, codecs, and the digest of every tensor.
 
@@ -86,7 +86,7 @@ def validate(
         deep: Also decode every tensor and look for values that are not finite.
         model: Compare the file with this model.
         tokenizer: ... and with this tokenizer.
-        search_paths: Where the files are found that this one depends on, as in ``vkv.load``.
+        search_paths: Where the files it depends on are looked for, as in ``vkv.load``.
             What is used of them is checked too.
 
     Returns:
@@ -102,8 +102,8 @@ def validate(
         report.findings.append(_finding(exc))
         return report
     with document:
-        places = searched(document, search_paths)
-        found = _errors(document, places, deep, model, tokenizer)
+        resolver = resolver_for(document, search_paths)
+        found = _errors(document, resolver, deep, model, tokenizer)
         report.findings += [_finding(error) for error in found]
         report.findings += _warnings(document)
     return report
@@ -114,13 +114,13 @@ def _finding(exc: VkvError, severity: str = "error") -> Finding:
 
 
 def _errors(
-    document: Document, places: Files, deep: bool, model: Any, tokenizer: Any
+    document: Document, resolver: FileResolver, deep: bool, model: Any, tokenizer: Any
 ) -> Iterator[VkvError]:
     found = [*_layer_errors(document), *_codec_errors(document)]
-    found += [*_digest_errors(document), *_other_errors(document, places)]
+    found += [*_digest_errors(document), *_other_errors(document, resolver)]
     yield from found
     if deep and not found:  # values mean something only where all else is right
-        yield from _value_errors(document, places)
+        yield from _value_errors(document, resolver)
     if model is not None or tokenizer is not None:
         yield from _owner_errors(document, model, tokenizer)
 
@@ -161,19 +161,19 @@ def _digest_errors(document: Document) -> Iterator[VkvError]:
             yield exc
 
 
-def _other_errors(document: Document, places: Files) -> Iterator[VkvError]:
+def _other_errors(document: Document, resolver: FileResolver) -> Iterator[VkvError]:
     """What is used of each file that this one stands on is there and undamaged."""
     for key, names in external_references(document.header).items():
         try:
-            with places.open(key) as found:
-                other = Other(found, document.header)
+            with resolver.open(key) as found:
+                other = Dependency(found, document.header)
                 for name in names:
                     found.check(other.name(document.header.tensors[name], name))
         except VkvError as exc:
             yield exc
 
 
-def _value_errors(document: Document, places: Files) -> Iterator[VkvError]:
+def _value_errors(document: Document, resolver: FileResolver) -> Iterator[VkvError]:
     """Decode each tensor once; values must be finite, as no model makes others."""
     import mlx.core as mx
 
@@ -183,7 +183,7 @@ def _value_errors(document: Document, places: Files) -> Iterator[VkvError]:
     tensors = [
         (at, x, name) for at, x in walk(document.header.layers) for name in sorted(x.tensors)
     ]
-    with CacheFile(document, files=places) as file:
+    with CacheFile(document, resolver=resolver) as file:
         for at, layer, name in tensors:
             try:
                 x = decode(file, layer, name, at)

@@ -13,9 +13,9 @@ from vkv_cli.options import (
     CodecChoice,
     basis_option,
     codec_options,
-    files_option,
     meta_option,
     model_options,
+    search_path_option,
     word_options,
     writable,
 )
@@ -35,7 +35,7 @@ from vkv_cli.written import show_written
     is_flag=True,
     help="Encode nothing: copy IN and what it refers to in other files into OUT.",
 )
-@files_option
+@search_path_option
 @meta_option
 @model_options(note="Recorded in the file, so that loading can check it.")
 @word_options()
@@ -46,7 +46,7 @@ def convert(
     codecs: CodecChoice,
     basis: Path | None,
     inline: bool,
-    places: list[str] | None,
+    search_paths: list[str] | None,
     meta: dict[str, str],
     choice: ModelChoice,
     words: Words,
@@ -65,7 +65,7 @@ def convert(
     if inline:
         if codecs.given or basis or meta or words.given or choice.model is not None:
             raise click.UsageError("--inline copies IN as it is; it takes --search-path alone.")
-        show_written(vkv.convert(source, output, inline=True, search_paths=places), as_json)
+        show_written(vkv.convert(source, output, inline=True, search_paths=search_paths), as_json)
         return
     spec = codecs.spec()
     owner: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def convert(
             output,
             codec=spec,
             metadata=meta or None,
-            search_paths=places,
+            search_paths=search_paths,
             basis=basis,
             progress=step,
             **owner,

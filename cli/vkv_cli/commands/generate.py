@@ -22,11 +22,11 @@ from vkv_cli.options import (
     CodecChoice,
     basis_option,
     codec_options,
-    files_option,
     meta_option,
     model_options,
     output_option,
     sampling_options,
+    search_path_option,
 )
 from vkv_cli.progress import progress
 from vkv_cli.prompt_options import PLAIN, filled
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="--save only what FILE does not hold; the new file cannot be read without it.",
 )
-@files_option
+@search_path_option
 @codec_options(default="the file's own", note="For --save.")
 @basis_option("of FILE, or for --save")
 @meta_option
@@ -76,7 +76,7 @@ def generate(
     force: bool,
     save: Path | None,
     incremental: bool,
-    places: list[str] | None,
+    search_paths: list[str] | None,
     codecs: CodecChoice,
     basis: Path | None,
     meta: dict[str, str],
@@ -100,7 +100,9 @@ def generate(
     words = filled(sys.stdin.read() if prompt == "-" else prompt, "--prompt")
     model, tokenizer = load_model(choice)
     owner = {"model": model, "tokenizer": tokenizer}
-    loaded, reading = _read(file, **owner, live=live, force=force, search_paths=places, basis=basis)
+    loaded, reading = _read(
+        file, **owner, live=live, force=force, search_paths=search_paths, basis=basis
+    )
     plain = ignore_chat_template or info.metadata.get(PLAIN) == "true"
     rest = chat.resume(loaded, tokenizer, words, plain=plain)
     held = loaded.tokens or []
@@ -115,11 +117,11 @@ def generate(
             codec=spec,
             metadata=metadata,
             parent=file if incremental else None,
-            search_paths=places,
+            search_paths=search_paths,
             basis=basis,
             **owner,
         )
-        if incremental and not saved.files:
+        if incremental and not saved.dependencies:
             warnings.warn(
                 f"{file} holds no leading tokens in {spec}: {save} is whole", stacklevel=1
             )

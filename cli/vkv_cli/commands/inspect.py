@@ -9,7 +9,8 @@ import click
 
 import vkv
 from vkv.format.account import ROWS, Accounting
-from vkv.format.info import Info, Row, rows
+from vkv.format.info import Info
+from vkv.format.layer_summary import LayerGroup, layer_groups
 from vkv_cli import text
 from vkv_cli.files import each_file, files_argument
 
@@ -46,7 +47,9 @@ def lines(info: Info) -> Iterator[str]:
     yield text.printable(info.path)
     yield from text.table([("", name, value) for name, value in _identity(info)])
     yield ""
-    yield from text.table([cells for row in rows(info.header.layers) for cells in _layers(row)])
+    yield from text.table(
+        [cells for group in layer_groups(info.header.layers) for cells in _layers(group)]
+    )
     yield ""
     yield from _account(info.accounting)
 
@@ -60,8 +63,8 @@ def _identity(info: Info) -> Iterator[tuple[str, str]]:
         yield "created", printable(head.created)
     if head.needs:
         yield "needs", printable(", ".join(head.needs))
-    for key, tensors in info.files.items():
-        yield "stands on", f"{key}, {tensors} tensors of it"
+    for key, tensors in info.dependencies.items():
+        yield "depends on", f"{key}, {tensors} tensors of it"
     if head.tables:
         yield "tables", f"{len(head.tables)}, for other files"
     yield "model", _model(info)
@@ -94,16 +97,16 @@ def _tokenizer(info: Info) -> str:
     )
 
 
-def _layers(row: Row) -> Iterator[tuple[str, str]]:
+def _layers(group: LayerGroup) -> Iterator[tuple[str, str]]:
     """A run of equal layers: its caches, then a line for each of their tensors."""
-    scalars = sorted(row.scalars.items(), key=lambda item: (item[0] != "offset", item[0]))
-    kind = ", ".join([row.kind, *(f"{name} {value}" for name, value in scalars)])
-    yield f"layer{'s' * ('-' in row.layers)} {row.layers}", kind
-    width = max(map(len, row.tensors), default=0)
-    for tensor, form in row.tensors.items():
+    scalars = sorted(group.scalars.items(), key=lambda item: (item[0] != "offset", item[0]))
+    kind = ", ".join([group.kind, *(f"{name} {value}" for name, value in scalars)])
+    yield f"layer{'s' * ('-' in group.layers)} {group.layers}", kind
+    width = max(map(len, group.tensors), default=0)
+    for tensor, form in group.tensors.items():
         yield "", f"{tensor:<{width}}  {form}"
-        if tensor in row.notes:
-            yield "", f"{'':<{width}}  {row.notes[tensor]}"
+        if tensor in group.notes:
+            yield "", f"{'':<{width}}  {group.notes[tensor]}"
 
 
 def _account(account: Accounting) -> Iterator[str]:
@@ -121,8 +124,8 @@ def _account(account: Accounting) -> Iterator[str]:
     if account.shared:
         whose = "shared between tensors" if account.elements else "for other files"
         yield f'{account.shared:,} bytes are {whose} and count under "all" alone'
-    if account.elsewhere:
-        yield f"{account.elsewhere:,} bytes stand in other files and are not counted here"
+    if account.external:
+        yield f"{account.external:,} bytes are in files it depends on, and not counted here"
     if account.adds_up:
         yield f"the parts add up to the size of the file, to the byte: {account.size:,}"
     else:

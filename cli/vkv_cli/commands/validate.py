@@ -10,19 +10,19 @@ import vkv
 from vkv_cli import text
 from vkv_cli.files import each_file, files_argument
 from vkv_cli.models import ModelChoice, load_model
-from vkv_cli.options import files_option, model_options
+from vkv_cli.options import model_options, search_path_option
 
 
 @click.command()
 @files_argument
 @click.option("--deep", is_flag=True, help="Also decode every tensor and look at its values.")
-@files_option
+@search_path_option
 @model_options(note="Given, the files are compared with it.")
 @text.json_option
 def validate(
     files: tuple[str, ...],
     deep: bool,
-    places: list[str] | None,
+    search_paths: list[str] | None,
     choice: ModelChoice,
     as_json: bool,
 ) -> int:
@@ -36,7 +36,7 @@ def validate(
         owner["model"], owner["tokenizer"] = load_model(choice)
 
     def look(path: str) -> bool:
-        report = vkv.validate(path, deep=deep, search_paths=places, **owner)
+        report = vkv.validate(path, deep=deep, search_paths=search_paths, **owner)
         if as_json:
             text.echo_json(report.to_dict())
             return report.ok

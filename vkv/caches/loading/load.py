@@ -21,7 +21,7 @@ from vkv.caches.provenance import Origin, attach
 from vkv.caches.saving.save import Progress
 from vkv.codecs import registry
 from vkv.errors import CacheError, MismatchError
-from vkv.format.dependencies import Place
+from vkv.format.dependencies import SearchPath
 from vkv.format.info import of_document
 from vkv.format.layer_rules import check_cache, check_layers, is_basis
 from vkv.format.schema import Header, Layer
@@ -41,8 +41,8 @@ def load(
     model: Any = None,
     tokenizer: Any = None,
     live: LiveForm = "dense",
-    search_paths: Iterable[Place] | None = None,
-    basis: Place | None = None,
+    search_paths: Iterable[SearchPath] | None = None,
+    basis: SearchPath | None = None,
     force: bool = False,
     verify: bool = True,
     progress: Progress | None = None,

@@ -9,12 +9,12 @@ from vkv import identity
 from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.caches.saving.write_plan import Plan
 from vkv.errors import MismatchError, VkvError
-from vkv.format.dependencies import Place
+from vkv.format.dependencies import SearchPath
 from vkv.format.schema import Header
 
 
 @contextmanager
-def lent(plan: Plan, head: Header, basis: Place | None) -> Iterator[None]:
+def lent(plan: Plan, head: Header, basis: SearchPath | None) -> Iterator[None]:
     """Within it, ``plan`` encodes with the tables of the file ``basis``, if there is one.
 
     Args:

@@ -21,7 +21,7 @@ from vkv.codecs import registry
 from vkv.codecs.segment_check import check_rereads
 from vkv.errors import CacheError, VkvError
 from vkv.format import container_write, header
-from vkv.format.dependencies import Place
+from vkv.format.dependencies import SearchPath
 from vkv.format.document import Document, open_document
 from vkv.format.info import Info, of_document
 from vkv.format.layer_rules import check_layers
@@ -51,8 +51,8 @@ def save(
     created: str | None = None,
     reencode: bool = False,
     parent: str | os.PathLike[str] | None = None,
-    search_paths: Iterable[Place] | None = None,
-    basis: Place | None = None,
+    search_paths: Iterable[SearchPath] | None = None,
+    basis: SearchPath | None = None,
     durable: bool = True,
     progress: Progress | None = None,
 ) -> Info:
@@ -78,8 +78,8 @@ def save(
         parent: A file that this cache grew from, and not ``path``. What it holds of the
             leading tokens both share is referred to by its id, not written again: the new
             file cannot be read without it. Codes of ``codec`` are taken as they are there,
-            raw rows where they are equal bit for bit. ``Info.files`` says what it came to.
-        search_paths: Where the files are found that ``parent`` depends on; its own
+            raw rows where they are equal bit for bit. ``Info.dependencies`` says what it came to.
+        search_paths: Where the files ``parent`` itself depends on are looked for; its own
             folder if not given.
         basis: A file of ``vkv.train_basis``, for codec ``tc``: the new file holds no axes
             of its own and cannot be read without it.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vkv._atomic import replacing, sync_directory
 from vkv.errors import MissingFileError, VkvError
-from vkv.format.dependencies import Files, Other
+from vkv.format.dependencies import Dependency, FileResolver
 from vkv.format.document import Document, open_document
 from vkv.format.layers import external_references
 from vkv.sources.base import READ_CHUNK
@@ -34,24 +34,28 @@ _log = logging.getLogger("vkv.store")
 
 
 def put_in(
-    index: Index, limits: Limits, write: Callable[..., None], parent: Entry | None, files: Files
+    index: Index,
+    limits: Limits,
+    write: Callable[..., None],
+    parent: Entry | None,
+    resolver: FileResolver,
 ) -> Entry:
     """Have a file written on a desk, standing on another entry if that can be, and enter it.
 
     Args:
         index: Of the store.
         limits: Of the store.
-        write: ``vkv.save``, but for the path, ``parent`` and ``files``.
+        write: ``vkv.save``, but for the path, ``parent`` and ``search_paths``.
         parent: What to stand on.
-        files: As ``take_in`` takes it. Raises as it does.
+        resolver: As ``take_in`` takes it. Raises as it does.
     """
     with index.layout.desk() as desk:
         path = desk / "new.vkv"
         if parent is not None and _stands(index.layout, write, path, parent):
             with contextlib.suppress(MissingFileError):  # evicted meanwhile
-                return take_in(index, limits, path, files)
+                return take_in(index, limits, path, resolver)
         write(path)
-        return take_in(index, limits, path, files)
+        return take_in(index, limits, path, resolver)
 
 
 def _stands(layout: Layout, write: Callable[..., None], path: Path, parent: Entry) -> bool:
@@ -64,7 +68,9 @@ def _stands(layout: Layout, write: Callable[..., None], path: Path, parent: Entr
     return True
 
 
-def take_in(index: Index, limits: Limits, written: Path, files: Files | None = None) -> Entry:
+def take_in(
+    index: Index, limits: Limits, written: Path, resolver: FileResolver | None = None
+) -> Entry:
     """Enter a file that was written on a desk of the store, or change nothing.
 
     The file takes its name inside the transaction that lists it, so no other process
@@ -74,7 +80,7 @@ def take_in(index: Index, limits: Limits, written: Path, files: Files | None = N
         index: Of the store.
         limits: Of the store.
         written: The file.
-        files: Where the files are found that it stands on and the store lacks; they
+        resolver: Where the files are found that it stands on and the store lacks; they
             are taken in too.
 
     Returns:
@@ -88,7 +94,7 @@ def take_in(index: Index, limits: Limits, written: Path, files: Files | None = N
     what, layout = describe(written), index.layout
     if limits.max_bytes is not None and what.size > limits.max_bytes:
         raise VkvError(f"an entry of {what.size:,} bytes, the limit is {limits.max_bytes:,}")
-    brought = _bring_bases(index, what.bases, written.parent, files or Files())
+    brought = _bring_bases(index, what.bases, written.parent, resolver or FileResolver())
     _check_bases(layout, written, brought)
     with index.write() as db:
         if (same := rows.with_content(db, layout, what.content)) is not None:
@@ -108,13 +114,15 @@ def take_in(index: Index, limits: Limits, written: Path, files: Files | None = N
     return entry
 
 
-def _bring_bases(index: Index, bases: Iterable[str], desk: Path, files: Files) -> dict[str, Path]:
+def _bring_bases(
+    index: Index, bases: Iterable[str], desk: Path, resolver: FileResolver
+) -> dict[str, Path]:
     """Checked copies, by id, of those files to stand on that the store lacks."""
     with index.read() as db:
         lacking = rows.missing(db, index.layout, bases)
     copies = {key: desk / f"{key}.vkv" for key in lacking}
     for key, path in copies.items():
-        with files.open(bytes.fromhex(key)) as document:
+        with resolver.open(bytes.fromhex(key)) as document:
             document.check_all()
             _write(document, path)
     return copies
@@ -131,7 +139,7 @@ def _check_bases(layout: Layout, written: Path, brought: dict[str, Path]) -> Non
             key = file.hex()
             try:
                 with open_document(brought.get(key, layout.path(key))) as base:
-                    other = Other(base, head)
+                    other = Dependency(base, head)
                     for name in names:
                         other.name(head.tensors[name], name)
             except FileNotFoundError:
@@ -176,7 +184,7 @@ def bases(layout: Layout, entry: Entry) -> list[Path]:
     return [layout.path(key) for key in entry.files]
 
 
-def copy_in(path: Path, own: Path, files: Files) -> None:
+def copy_in(path: Path, own: Path, resolver: FileResolver) -> None:
     """Copy a file of any place to a desk of the store, checked to the last byte.
 
     Raises:
@@ -187,7 +195,7 @@ def copy_in(path: Path, own: Path, files: Files) -> None:
     with open_document(path) as document:
         of(document)
         _write(document, own)
-    for finding in validate(own, search_paths=files.places).findings:
+    for finding in validate(own, search_paths=resolver.search_paths).findings:
         if finding.severity == "error" and finding.rule != "H12":
             raise VkvError(finding.message, rule=finding.rule, at=finding.at).within(str(path))
 
@@ -196,7 +204,7 @@ def give(layout: Layout, entry: Entry, path: Path) -> None:
     """Write an entry to a file that stands alone."""
     with open_document(entry.path) as document:
         if entry.files:
-            inline(document, path, Files(bases(layout, entry)))
+            inline(document, path, FileResolver(bases(layout, entry)))
         else:
             _write(document, path)
 

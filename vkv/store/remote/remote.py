@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vkv.errors import CacheError, VkvError
-from vkv.format.dependencies import Place, searched
+from vkv.format.dependencies import SearchPath, resolver_for
 from vkv.format.document import Document, open_document
 from vkv.format.layers import external_references
 from vkv.sources.backend_errors import naming
@@ -60,7 +60,7 @@ class Remote:
         self,
         path: str | os.PathLike[str],
         *,
-        search_paths: Iterable[Place] | None = None,
+        search_paths: Iterable[SearchPath] | None = None,
         progress: Progress | None = None,
     ) -> str:
         """Store a file, after those that it stands on; its id.
@@ -72,7 +72,7 @@ class Remote:
         Args:
             path: A local ``.vkv`` file. One without model or token ids is stored too,
                 and is found by its id alone.
-            search_paths: Where the files are found that it depends on, as in ``vkv.load``.
+            search_paths: Where the files it depends on are looked for, as in ``vkv.load``.
             progress: Called with (bytes done, bytes in all).
 
         Raises:
@@ -83,9 +83,9 @@ class Remote:
         self._writable()
         with open_document(os.fspath(path)) as document:
             sent = [_checked(document, os.fspath(path))]
-            places = searched(document, search_paths)
+            resolver = resolver_for(document, search_paths)
             for base in external_references(document.header):
-                with places.open(base) as other:
+                with resolver.open(base) as other:
                     sent.insert(0, _checked(other, other.name))
         for file in sent:
             self._send(file, progress)

@@ -10,16 +10,16 @@ from vkv.sources.urls import is_url, shown
 from vkv_cli import text
 from vkv_cli.commands.store.common import same_as, store_option
 from vkv_cli.files import each_file, files_argument
-from vkv_cli.options import files_option
+from vkv_cli.options import search_path_option
 
 
 @click.command()
 @files_argument
 @store_option
-@files_option
+@search_path_option
 @text.json_option
 def add(
-    files: tuple[str, ...], store: vkv.PromptStore, places: list[str] | None, as_json: bool
+    files: tuple[str, ...], store: vkv.PromptStore, search_paths: list[str] | None, as_json: bool
 ) -> int:
     """Take copies of .vkv files in, after checking every byte.
 
@@ -31,7 +31,7 @@ def add(
     def take(path: str) -> bool:
         if is_url(path):
             raise VkvError(f"{shown(path)}: only files are added; `vkv store pull` takes URLs")
-        entry = store.add(path, search_paths=places)
+        entry = store.add(path, search_paths=search_paths)
         if as_json:
             text.echo_json({"schema_version": 1, **entry.to_dict()})
         else:

@@ -13,7 +13,7 @@ from vkv.sources.urls import shown
 from vkv.store import Remote, tiered
 from vkv_cli import text
 from vkv_cli.commands.store.common import same_as, show, store_option
-from vkv_cli.options import files_option, local
+from vkv_cli.options import local, search_path_option
 from vkv_cli.progress import progress
 from vkv_cli.written import show_written
 
@@ -28,13 +28,13 @@ remote_option = click.option(
 @click.argument("what", nargs=-1, required=True, metavar="ID|FILE...")
 @remote_option
 @store_option
-@files_option
+@search_path_option
 @text.json_option
 def push(
     what: tuple[str, ...],
     remote: str,
     store: vkv.PromptStore,
-    places: list[str] | None,
+    search_paths: list[str] | None,
     as_json: bool,
 ) -> None:
     """Send entries of this store, or .vkv files, to a remote, with what they stand on.
@@ -49,7 +49,7 @@ def push(
         sent = not there.holds(about.id, about.size)
         with progress(f"pushing {name}", unit="bytes") as step:
             if is_file:
-                key = there.push(name, search_paths=places, progress=step)
+                key = there.push(name, search_paths=search_paths, progress=step)
             else:
                 key = tiered.push(store, there, name, step)
         if as_json:
