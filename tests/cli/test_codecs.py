@@ -25,8 +25,8 @@ def test_the_list(run):
     out = run("codecs").out
     for name in newest():
         assert f"{name}: " in out
-    assert "  bits=4                    Bits per code: 2, 3, 4, 5, 6 or 8.\n" in out
-    assert "Of values: shared." in " ".join(out.split())
+    assert "  bits=4                    Bits per code. One of 2, 3, 4, 5, 6, 8.\n" in out
+    assert "Default for values: shared." in " ".join(out.split())
     assert "``" not in out
     assert max(map(len, out.splitlines())) <= 100
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference import kvquant as reference
-from vkv.codecs import protocol as base
 from vkv.codecs.kvquant.codec import KvQuant
+from vkv.codecs.options import parse_options
+from vkv.codecs.protocol import check_layout
 from vkv.errors import CodecError
 
 KEYS = KvQuant(table="channel")
@@ -137,7 +138,7 @@ def test_q1_parameters(name, value):
 def test_there_are_no_groups():
     """``spec/decisions``: a group size would cost more than the codes."""
     with pytest.raises(CodecError) as exc:
-        base.typed(KvQuant, {"group_size": "32"})
+        parse_options(KvQuant, {"group_size": "32"})
     assert exc.value.rule == "K2"
 
 
@@ -178,7 +179,7 @@ def test_the_layout_is_what_is_stored(table, fraction):
     codec = replace(TABLES[table], outlier_fraction=fraction)
     parts = codec.encode(mx.array(heavy(2, 3, 64, 20)))
     want = codec.layout((2, 3, 64, 20))
-    base.check_layout(codec, parts, (2, 3, 64, 20))
+    check_layout(codec, parts, (2, 3, 64, 20))
     assert want.keys() == parts.keys() <= codec.roles.keys()
     assert ("gaps" in parts) == ("outliers" in parts) == (fraction > 0)
     assert ("bounds" in parts) == (fraction > 0 and table == "channel")

@@ -18,7 +18,7 @@ from vkv.codecs.nsnquant import transform as nsn
 from vkv.codecs.nsnquant.codebook_search import GRID, LIMIT, STEPS, Search
 from vkv.codecs.nsnquant.codebooks import Spec
 from vkv.codecs.nsnquant.codec import NSNQuant, codebook
-from vkv.codecs.protocol import build, typed
+from vkv.codecs.options import build, parse_options
 from vkv.errors import CodecError
 
 SEED = {"match": "cosine", "fit": "nsn", "metadata_bits": 16, "pre_rope": False}
@@ -509,7 +509,7 @@ def test_defaults_for_keys_and_values():
 
 def test_header_params_build_the_same_codec():
     text = {"bits": "1", "match": "cosine", "metadata_bits": "16", "pre_rope": "false"}
-    codec = NSNQuant.configure(typed(NSNQuant, text), "keys", "BF16")
+    codec = NSNQuant.configure(parse_options(NSNQuant, text), "keys", "BF16")
     assert codec == NSNQuant(bits=1, **SEED)
     assert build(NSNQuant, asdict(codec)) == codec
     assert codec.roles.keys() >= codec.layout((1, 1, 64, 64)).keys()

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 import mlx.core as mx
 
+from vkv.codecs.options import check_options, option
 from vkv.codecs.protocol import (
     DTYPES,
     NAMES,
@@ -18,10 +19,10 @@ from vkv.codecs.protocol import (
     Piece,
     Planned,
     Traits,
-    check_choice,
     check_layout,
 )
 from vkv.errors import CodecError
+from vkv.format.limits import BITS, FLOATS, GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,8 @@ class Affine:
     biases    scale    (B, H, T, D/group)      value of code 0
     ========  =======  ======================  ==========================
 
-    Args:
-        bits: Bits per code: 2, 3, 4, 5, 6 or 8.
-        group: Channels that share a scale: 32, 64 or 128.
-        scale: Dtype of scales and biases: ``"F32"``, ``"F16"`` or ``"BF16"``; not given,
-            BF16 for a tensor of BF16, else F16.
-
     Raises:
-        CodecError: A parameter is outside the sets above (rule A1).
+        CodecError: An option is out of its range (rule A1).
 
     Source: MLX ``mx.quantize(mode="affine")``, mlx 0.32; ``spec/v1/codecs/affine.md``.
     """
@@ -68,13 +63,16 @@ class Affine:
     refit_interval: ClassVar[int] = 0
     examples: ClassVar[tuple[str, ...]] = tuple(f"affine:bits={b}" for b in (2, 3, 4, 8))
 
-    bits: int = 4
-    group: int = 64
-    scale: str = "F16"
+    bits: int = option(4, "Bits per code.", choices=BITS)
+    group: int = option(64, "Channels that share a scale.", choices=GROUPS)
+    scale: str = option(
+        "F16",
+        "Dtype of scales and biases; not given, BF16 for a tensor of BF16, else F16.",
+        choices=FLOATS,
+    )
 
     def __post_init__(self) -> None:
-        for name, allowed in _ALLOWED.items():
-            check_choice(f"affine.{name}", getattr(self, name), allowed, "A1")
+        check_options(self, "A1")
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
@@ -85,7 +83,7 @@ class Affine:
         return self
 
     def refuses(self, shape: tuple[int, ...], dtype: mx.Dtype) -> str | None:
-        if NAMES.get(dtype) not in _ALLOWED["scale"]:
+        if NAMES.get(dtype) not in FLOATS:
             return f"dtype {dtype} is not a float that mx.quantize takes"
         if not shape or shape[-1] % self.group:
             dim = shape[-1] if shape else 0
@@ -147,10 +145,3 @@ class Affine:
 
     def join(self, pieces: list[Parts]) -> Parts | None:
         return {name: mx.concatenate([p[name] for p in pieces], axis=-2) for name in self.roles}
-
-
-_ALLOWED: dict[str, tuple[int | str, ...]] = {
-    "bits": (2, 3, 4, 5, 6, 8),
-    "group": (32, 64, 128),
-    "scale": ("F32", "F16", "BF16"),
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import mlx.core as mx
@@ -23,7 +23,6 @@ DTYPES: dict[str, mx.Dtype] = {
     "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32,
     "F32": mx.float32, "U64": mx.uint64, "I64": mx.int64, "C64": mx.complex64,
 }  # fmt: skip
-FLOATS = ("F16", "BF16", "F32")
 NAMES: dict[mx.Dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -206,55 +205,6 @@ class Planned:
     codec: Codec
     parts: Parts | None = None
     note: str | None = None
-
-
-def typed(codec: type[Any], options: dict[str, str]) -> Options:
-    """Convert a codec string's text values to the types of the dataclass's fields.
-
-    Raises:
-        CodecError: An unknown option, or text that is not of its type (K2).
-    """
-    kinds = {f.name: f.type for f in fields(codec)}
-    out: Options = {}
-    for name, text in options.items():
-        if name not in kinds:
-            raise CodecError(
-                f"unknown option {name!r}; {codec.id} takes {', '.join(kinds) or 'none'}",
-                rule="K2",
-                at=codec.id,
-            )
-        out[name] = _convert(text, kinds[name], f"{codec.id}.{name}")
-    return out
-
-
-def _convert(text: str, kind: Any, at: str) -> Scalar:
-    try:
-        if kind == "bool":
-            return {"true": True, "false": False}[text.lower()]
-        if kind == "int":
-            return int(text)
-        return float(text) if kind == "float" else text
-    except (ValueError, KeyError):
-        raise CodecError(f"{text!r} is not of type {kind}", rule="K2", at=at) from None
-
-
-def build(codec: type[Any], params: Options) -> Any:
-    """``codec(**params)``, with unknown or missing names as a ``CodecError`` (K2)."""
-    known = {f.name for f in fields(codec)}
-    if unknown := sorted(params.keys() - known):
-        raise CodecError(f"unknown parameter {unknown[0]!r}", rule="K2", at=codec.id)
-    if missing := sorted(known - params.keys()):
-        raise CodecError(f"parameter {missing[0]!r} is missing", rule="K2", at=codec.id)
-    try:
-        return codec(**params)
-    except TypeError as exc:
-        raise CodecError(str(exc), rule="K2", at=codec.id) from None
-
-
-def check_choice(at: str, value: object, allowed: tuple[object, ...], rule: str) -> None:
-    """Refuse a value that is not one of ``allowed``, types included (``4.0`` is not ``4``)."""
-    if not any(type(value) is type(a) and value == a for a in allowed):
-        raise CodecError(f"{value!r} is not one of {allowed}", rule=rule, at=at)
 
 
 def check_layout(codec: Codec, parts: Parts, shape: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar, Self
 
 import mlx.core as mx
 
+from vkv.codecs.options import check_options, option
 from vkv.codecs.protocol import (
     DTYPES,
     NAMES,
@@ -18,7 +19,6 @@ from vkv.codecs.protocol import (
     Piece,
     Planned,
     Traits,
-    check_choice,
     check_layout,
 )
 
@@ -26,9 +26,6 @@ from vkv.codecs.protocol import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw:
     """Lossless, any dtype, any shape: one part ``data`` of the tensor's own form.
-
-    Args:
-        dtype: Dtype to store, as safetensors names it; not given, the tensor's own.
 
     Raises:
         CodecError: ``dtype`` is not one that MLX has (rule R1).
@@ -48,10 +45,14 @@ class Raw:
     refit_interval: ClassVar[int] = 0
     examples: ClassVar[tuple[str, ...]] = ("raw",)
 
-    dtype: str = "F16"
+    dtype: str = option(
+        "F16",
+        "Dtype to store, as safetensors names it; not given, the tensor's own.",
+        choices=tuple(DTYPES),
+    )
 
     def __post_init__(self) -> None:
-        check_choice("raw.dtype", self.dtype, tuple(DTYPES), "R1")
+        check_options(self, "R1")
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from vkv.codecs.affine import Affine
 from vkv.codecs.kvquant.codec import KvQuant
 from vkv.codecs.nsnquant.codec import NSNQuant
-from vkv.codecs.protocol import Codec, Layout, Options, Parts, build, typed
+from vkv.codecs.options import build, parse_options
+from vkv.codecs.protocol import Codec, Layout, Options, Parts
 from vkv.codecs.raw import Raw
 from vkv.codecs.tc.codec import Tc
 from vkv.errors import CodecError, UnknownCodecError
@@ -38,7 +39,7 @@ def resolve(codec: str, version: int, params: Options) -> Codec:
     """
     if (codec, version) not in CODECS:
         raise UnknownCodecError(codec, version, known=newest())
-    return build(CODECS[codec, version], params)  # type: ignore[no-any-return]
+    return build(CODECS[codec, version], params)
 
 
 def is_lossless(segment: Segment) -> bool:
@@ -82,6 +83,6 @@ def parse(text: str) -> Choice:
             )
         options[key] = value
     codec = CODECS[name, newest()[name]]
-    choice = Choice(text.strip(), codec, typed(codec, options))
+    choice = Choice(text.strip(), codec, parse_options(codec, options))
     choice.configure("keys", "F16")  # refuse bad values now, not at the first layer
     return choice

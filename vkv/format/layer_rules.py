@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vkv.errors import CacheError, CodecError
 from vkv.format.layers import walk
-from vkv.format.limits import MAX_DEPTH
+from vkv.format.limits import BITS, FLOATS, GROUPS, MAX_DEPTH
 from vkv.format.schema import ITEMSIZE, Header, Layer, Tensor
 
 #: Kind -> names of its scalars.
@@ -17,10 +17,6 @@ SCALARS: dict[str, tuple[str, ...]] = {
     "arrays": ("size",),
     "list": (),
 }
-#: What ``mx.quantize`` takes.
-BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)
-#: What a codec other than ``raw`` decodes to.
-FLOATS = ("F16", "BF16", "F32")
 #: Slots of a recurrent cache; models use a handful.
 MAX_SLOTS = 64
 

@@ -25,3 +25,7 @@ MAX_FILES = 64
 #: Elements a stored byte may stand for: 0.125 bits an element is below any useful
 #: rate, and a hostile shape cannot make a small file ask for much memory (H10).
 MAX_EXPANSION = 64
+#: Dtypes that codecs other than ``raw`` encode and decode to, and the largest value of the first.
+FLOATS, F16_MAX = ("F16", "BF16", "F32"), 65504.0
+#: Bits of a code and channels of a group that ``mx.quantize`` takes.
+BITS, GROUPS = (2, 3, 4, 5, 6, 8), (32, 64, 128)

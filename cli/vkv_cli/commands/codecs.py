@@ -45,9 +45,11 @@ def codecs(as_json: bool) -> None:
 
 def _lines(option: Option) -> Iterator[str]:
     """An option with its default, and what it does, wrapped beside it."""
-    about = _plain(option.text)
+    about = option.text
+    if option.type != "bool":
+        about += f" {option.range[0].upper()}{option.range[1:]}."
     if option.keys != option.values:
-        about += f" Of values: {_text(option.values)}."
+        about += f" Default for values: {_text(option.values)}."
     first, *more = textwrap.wrap(about, 100 - _WIDTH)
     yield f"{f'  {option.name}={_text(option.keys)}':<{_WIDTH}}{first}"
     yield from (f"{'':<{_WIDTH}}{line}" for line in more)

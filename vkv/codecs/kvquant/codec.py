@@ -16,9 +16,9 @@ from vkv.codecs.kernels.device import on_cuda
 from vkv.codecs.kvquant import fitting as fit
 from vkv.codecs.kvquant import levels as nuq
 from vkv.codecs.kvquant import outliers
+from vkv.codecs.options import check_options, option
 from vkv.codecs.protocol import (
     ALONE,
-    FLOATS,
     NAMES,
     FusedContext,
     Layout,
@@ -27,11 +27,11 @@ from vkv.codecs.protocol import (
     Piece,
     Planned,
     Traits,
-    check_choice,
     check_layout,
     finite,
 )
 from vkv.errors import CodecError
+from vkv.format.limits import F16_MAX, FLOATS
 
 #: Outliers are placed by 32-bit integers.
 MAX_ELEMENTS = (1 << 31) - 1
@@ -69,20 +69,8 @@ class KvQuant:
 
     With ``outlier_fraction`` 0 there are no ``bounds``, ``gaps`` and ``outliers``.
 
-    Args:
-        bits: Bits per code: 2, 3 or 4.
-        table: Whose levels: ``"channel"`` (keys), ``"shared"`` or ``"token"`` (values).
-        outlier_fraction: Share kept exactly of each channel (``table="channel"``) or of
-            each token over all heads, to the nearest whole number; less than 0.5.
-        selection: ``"two_sided"``: the farthest from the mean (of the channel, or of the
-            token in its head). ``"magnitude"``: the largest.
-        lloyd_iters: Sweeps of the fit, 0 to 100.
-        refit_interval: Tokens after which a live cache fits new key levels, below 2^31; 0: never.
-        n_sink: Leading tokens of the sequence stored raw and left out of every fit, below 2^31.
-        pre_rope: Keys are rotated back before they come here.
-
     Raises:
-        CodecError: A parameter is outside its set or range (rule Q1).
+        CodecError: An option is out of its range (rule Q1).
 
     Source: KVQuant, arXiv 2401.18079; ``spec/v1/codecs/kvquant.md``.
     """
@@ -107,26 +95,43 @@ class KvQuant:
         "kvquant:bits=3,table=token,selection=magnitude,pre_rope=false",
     )
 
-    bits: int = 3
-    table: str = "channel"
-    outlier_fraction: float = 0.01
-    selection: str = "two_sided"
-    lloyd_iters: int = 8
-    refit_interval: int = 0
-    n_sink: int = 1
-    pre_rope: bool = True
+    bits: int = option(3, "Bits per code.", choices=(2, 3, 4))
+    table: str = option(
+        "channel",
+        "What has levels of its own: each channel (always so for keys), each token, or all share "
+        "one table.",
+        choices=("channel", "shared", "token"),
+    )
+    outlier_fraction: float = option(
+        0.01,
+        "Share kept exactly, of each channel (table=channel) or of each token over all heads, to "
+        "the nearest whole number.",
+        low=0.0,
+        below=0.5,
+    )
+    selection: str = option(
+        "two_sided",
+        "Which elements are outliers. two_sided: the farthest from the mean (of the channel, or "
+        "of the token in its head). magnitude: the largest.",
+        choices=("two_sided", "magnitude"),
+    )
+    lloyd_iters: int = option(8, "Sweeps of the fit.", high=100)
+    refit_interval: int = option(
+        0,
+        "Tokens after which a live cache fits new key levels; 0: never.",
+        high=(1 << 31) - 1,
+    )
+    n_sink: int = option(
+        1,
+        "Leading tokens of the sequence that are stored raw and left out of every fit.",
+        high=(1 << 31) - 1,
+    )
+    pre_rope: bool = option(
+        True, "Store keys without their rotary embedding.", choices=(False, True)
+    )
 
     def __post_init__(self) -> None:
-        for name, allowed in _ALLOWED.items():
-            check_choice(f"kvquant.{name}", getattr(self, name), allowed, "Q1")
-        for name, (kind, stop) in _RANGES.items():
-            value = getattr(self, name)
-            if type(value) is not type(stop) or not 0 <= value < stop:
-                raise CodecError(
-                    f"{value!r} is not {kind} from 0 to below {stop}",
-                    rule="Q1",
-                    at=f"kvquant.{name}",
-                )
+        check_options(self, "Q1")
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
@@ -316,27 +321,13 @@ def _ascends(x: mx.array) -> bool:
 
 
 def _floats(
-    x: mx.array, at: str, low: float = -nuq.LARGEST
+    x: mx.array, at: str, low: float = -F16_MAX
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     data = np.asarray(x.astype(mx.float32))
-    if not (data.min() >= low and data.max() <= nuq.LARGEST):  # NaN is neither
+    if not (data.min() >= low and data.max() <= F16_MAX):  # NaN is neither
         raise CodecError(
-            f"{data.min()} to {data.max()}, expected {low:g} to {nuq.LARGEST:g}",
+            f"{data.min()} to {data.max()}, expected {low:g} to {F16_MAX:g}",
             rule="Q8",
             at=f"kvquant.{at}",
         )
     return data
-
-
-_ALLOWED: dict[str, tuple[int | str | bool, ...]] = {
-    "bits": (2, 3, 4),
-    "table": ("channel", "shared", "token"),
-    "selection": ("two_sided", "magnitude"),
-    "pre_rope": (False, True),
-}
-_RANGES: dict[str, tuple[str, int | float]] = {
-    "outlier_fraction": ("a float", 0.5),
-    "lloyd_iters": ("an integer", 101),
-    "refit_interval": ("an integer", 1 << 31),
-    "n_sink": ("an integer", 1 << 31),
-}

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from vkv.codecs.kvquant import levels as nuq
 from vkv.codecs.kvquant import outliers
-from vkv.codecs.kvquant.levels import LARGEST, OFFSET_STEPS, SCALE_BIAS
+from vkv.codecs.kvquant.levels import OFFSET_STEPS, SCALE_BIAS
+from vkv.format.limits import F16_MAX
 
 __all__ = ["Coded", "Recipe", "by_channel", "by_token", "shared", "with_bounds", "with_levels"]
 
@@ -114,7 +115,7 @@ def _bounds(low: Floats, high: Floats, dense: Floats, recipe: Recipe) -> Halves:
         normal = NormalDist().inv_cdf(1 - recipe.fraction / 2)
         mean, reach = dense.mean(axis=1, keepdims=True), normal * dense.std(axis=1, keepdims=True)
         low, high = np.minimum(low, mean - reach), np.maximum(high, mean + reach)
-    return np.concatenate([low, high], axis=1).clip(-LARGEST, LARGEST).astype(np.float16)
+    return np.concatenate([low, high], axis=1).clip(-F16_MAX, F16_MAX).astype(np.float16)
 
 
 def with_bounds(x: Floats, levels: Halves, bounds: Halves | None) -> Coded:
@@ -168,7 +169,7 @@ def _fit_rows(
     rows: Floats, out: Mask, recipe: Recipe, weights: Floats | None
 ) -> NDArray[np.float64]:
     """Levels ``(R, L)`` of rows ``(R, N)`` without the elements under ``out``."""
-    dense = np.where(out, np.float32(2 * LARGEST), rows)  # sorts to the end
+    dense = np.where(out, np.float32(2 * F16_MAX), rows)  # sorts to the end
     dense, weights = _ordered(dense, weights)
     last = (~out).sum(axis=1)
     dense[last == 0] = 0  # a row of outliers only: any levels do

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkv.codecs.bits import unpack
+from vkv.format.limits import F16_MAX
 
 __all__ = [
-    "LARGEST",
     "OFFSET_STEPS",
     "SCALE_BIAS",
     "by_channel",
@@ -31,8 +31,6 @@ __all__ = [
 Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
-#: Largest float16.
-LARGEST = 65504.0
 #: Offsets are counted in this many parts of their scale.
 OFFSET_STEPS = 64
 #: A scale is a float32 with three bits of mantissa. Its byte is the top of the float's
@@ -193,7 +191,7 @@ def scaled(levels: mx.array, scales: mx.array, offsets: mx.array) -> mx.array:
     bits = (scales.astype(mx.uint32) + SCALE_BIAS) << 20
     scale = mx.where(scales > 0, bits.view(mx.float32), 0)[..., None]
     shift = offsets.astype(mx.float32)[..., None] * (1 / OFFSET_STEPS)
-    return mx.clip(scale * (levels.astype(mx.float32) + shift), -LARGEST, LARGEST)
+    return mx.clip(scale * (levels.astype(mx.float32) + shift), -F16_MAX, F16_MAX)
 
 
 def by_token(codes: mx.array, bits: int, levels: mx.array, shape: tuple[int, ...]) -> mx.array:

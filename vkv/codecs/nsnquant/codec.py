@@ -17,9 +17,9 @@ from vkv.codecs.kernels.device import on_cpu, on_cuda
 from vkv.codecs.nsnquant import codebooks, hadamard, kernels_cpu
 from vkv.codecs.nsnquant import transform as nsn
 from vkv.codecs.nsnquant.codebook_search import Search
+from vkv.codecs.options import check_options, option
 from vkv.codecs.protocol import (
     ALONE,
-    FLOATS,
     NAMES,
     FusedContext,
     Layout,
@@ -28,11 +28,11 @@ from vkv.codecs.protocol import (
     Piece,
     Planned,
     Traits,
-    check_choice,
     check_layout,
     finite,
 )
 from vkv.errors import CodecError
+from vkv.format.limits import FLOATS
 
 #: Elements of one step on a CPU, so that what a step makes stays in its cache.
 ENCODE_STEP, DECODE_STEP = 1 << 20, 1 << 18
@@ -66,23 +66,8 @@ class NSNQuant:
     o_range    F16    (B, H, n, D/32, 2)   their scale and minimum, of 32 channels
     =========  =====  ===================  ===========================================
 
-    Args:
-        bits: Payload bits per element at V = 8: 2 (signs and magnitudes) or 1.
-        window: Tokens that share ``o``, 2 to 65536.
-        metadata_bits: 4 or 16, of ``s1`` and ``o``.
-        codebook_size: K, 2 to 256.
-        subvector_dim: V: 4, 8 or 16.
-        pre_rope: Keys are stored without their rotary embedding.
-        match: How codewords are trained and chosen: ``"euclidean"`` or ``"cosine"``.
-        fit: How ``s1`` and ``o`` are chosen. ``"nsn"``, as in the paper: the length of a
-            token, and the mean. ``"project"``: how much of the mean direction a token
-            holds, and the least squares fit.
-        fold: What ``s2`` is corrected for after coding: the ``"norm"`` of the token, the
-            ``"least"`` squared error, or an error ``"orthogonal"`` to the token.
-        seed: Of the codebook's training, 0 to 2^63 - 1. The last four matter to the encoder alone.
-
     Raises:
-        CodecError: A parameter is outside its set (rule N1).
+        CodecError: An option is out of its range (rule N1).
 
     Source: NSNQuant, arXiv 2505.18231; ``spec/v1/codecs/nsnquant.md``.
     """
@@ -107,28 +92,44 @@ class NSNQuant:
         "nsnquant:bits=2,match=cosine,metadata_bits=16,pre_rope=false",
     )
 
-    bits: int = 2
-    window: int = 64
-    metadata_bits: int = 4
-    codebook_size: int = 256
-    subvector_dim: int = 8
-    pre_rope: bool = True
-    match: str = "euclidean"
-    fit: str = "project"
-    fold: str = "norm"
-    seed: int = 1234
+    bits: int = option(
+        2,
+        "Payload bits per element at subvector_dim=8; 2: signs and magnitudes.",
+        choices=(2, 1),
+    )
+    window: int = option(64, "Tokens that share a shift.", low=2, high=1 << 16)
+    metadata_bits: int = option(4, "Bits of each first scale and shift.", choices=(4, 16))
+    codebook_size: int = option(256, "Codewords.", low=2, high=256)
+    subvector_dim: int = option(8, "Channels of a codeword.", choices=(4, 8, 16))
+    pre_rope: bool = option(
+        True, "Store keys without their rotary embedding.", choices=(True, False)
+    )
+    match: str = option(
+        "euclidean",
+        "How codewords are trained and chosen; matters to the encoder alone.",
+        choices=("euclidean", "cosine"),
+    )
+    fit: str = option(
+        "project",
+        "How first scales and shifts are chosen. nsn, as in the paper: the length of a token, and "
+        "the mean. project: how much of the mean direction a token holds, and the least squares "
+        "fit. Matters to the encoder alone.",
+        choices=("project", "nsn"),
+    )
+    fold: str = option(
+        "norm",
+        "What the second scale is corrected for after coding: the norm of the token, the least "
+        "squared error, or an error orthogonal to the token. Matters to the encoder alone.",
+        choices=("norm", "least", "orthogonal"),
+    )
+    seed: int = option(
+        1234,
+        "Seed of the codebook's training; matters to the encoder alone.",
+        high=(1 << 63) - 1,
+    )
 
     def __post_init__(self) -> None:
-        for name, allowed in _ALLOWED.items():
-            check_choice(f"nsnquant.{name}", getattr(self, name), allowed, "N1")
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise CodecError(
-                    f"{value!r} is not an integer from {low} to {high}",
-                    rule="N1",
-                    at=f"nsnquant.{name}",
-                )
+        check_options(self, "N1")
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
@@ -320,19 +321,3 @@ def codebook(spec: codebooks.Spec) -> tuple[mx.array, Search]:
     """The F32 codewords of ``spec`` and the search among them."""
     rows = codebooks.load(spec).astype(np.float32)
     return mx.array(rows), Search(rows, magnitude=spec.magnitude, cosine=spec.cosine)
-
-
-_ALLOWED: dict[str, tuple[object, ...]] = {
-    "bits": (2, 1),
-    "metadata_bits": (4, 16),
-    "subvector_dim": (4, 8, 16),
-    "pre_rope": (True, False),
-    "match": ("euclidean", "cosine"),
-    "fit": ("project", "nsn"),
-    "fold": ("norm", "least", "orthogonal"),
-}
-_RANGES: dict[str, tuple[int, int]] = {
-    "window": (2, 1 << 16),
-    "codebook_size": (2, 256),
-    "seed": (0, (1 << 63) - 1),
-}

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from vkv.codecs.nsnquant import hadamard
 from vkv.codecs.nsnquant.codebook_search import SINGLE
 from vkv.codecs.protocol import Parts, memory
+from vkv.format.limits import F16_MAX
 
 __all__ = ["PIECE", "decode", "fits"]
 
@@ -33,7 +34,6 @@ ITEM = np.dtype((np.void, 4 * PIECE))
 STEP = 1 << 17
 #: A float32 times ``2^-112`` has a float16's exponent, three bits higher.
 TO_HALF = 2.0**-112
-F16_MAX = 65504.0
 
 
 def fits(dim: int, subvector: int) -> bool:

@@ -17,6 +17,7 @@ from vkv.codecs.nsnquant import hadamard
 from vkv.codecs.nsnquant.codebook_search import Search
 from vkv.codecs.protocol import Parts
 from vkv.errors import CodecError
+from vkv.format.limits import F16_MAX
 
 __all__ = [
     "GROUP",
@@ -34,7 +35,6 @@ __all__ = [
 GROUP = 32
 #: The highest 4-bit code.
 TOP = 15
-F16_MAX = 65504.0
 #: The most that a token's length may exceed its ``s1``, so that ``s2`` fits F16.
 SPREAD = 1024
 #: Tokens weigh in a fit with at most this many times the median length.

@@ -16,6 +16,7 @@ from vkv.codecs.tc import basis as tc_basis
 from vkv.codecs.tc import entropy as tc_entropy
 from vkv.codecs.tc.basis import F32, Basis
 from vkv.errors import CodecError
+from vkv.format.limits import F16_MAX
 
 U8 = npt.NDArray[np.uint8]
 
@@ -27,7 +28,6 @@ MAX_CHUNKS = 200
 FREE, PER_BYTE = 1 << 24, 1 << 8
 #: Multiplications for nothing, and for each byte stored beside the basis: some 2,000 are usual.
 FREE_WORK, WORK_PER_BYTE = 1 << 22, 1 << 14
-F16_MAX = 65504.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import ClassVar, Self
 
 import mlx.core as mx
 
+from vkv.codecs.options import check_options, option
 from vkv.codecs.protocol import (
-    FLOATS,
     NAMES,
     FusedContext,
     Layout,
@@ -19,7 +19,6 @@ from vkv.codecs.protocol import (
     Piece,
     Planned,
     Traits,
-    check_choice,
     check_layout,
 )
 from vkv.codecs.raw import Raw
@@ -27,6 +26,7 @@ from vkv.codecs.tc import blocks as tc_blocks
 from vkv.codecs.tc import rate_plan
 from vkv.codecs.tc.coder import Coded, Coder, solve
 from vkv.errors import CodecError
+from vkv.format.limits import FLOATS
 
 #: Some 2.3 bits.
 STEP = 0.6
@@ -58,19 +58,8 @@ class Tc:
     basis       U8     (bytes,)  the axes (``tc_basis``); empty: the channels
     ==========  =====  ========  ===================================================
 
-    Args:
-        step: Step of the integers, in deviations of the tensor about its channel means;
-            with a basis, in units of its rows; 1e-6 to 1e6. ``configure`` halves it for values.
-        bits: Bits per element to find the step for, all parts of this codec in, and for
-            ``plan`` all else of the file too; up to 16; 0: none.
-        axes: ``"joint"`` (over all KV heads), ``"head"``, ``"none"``, or ``"auto"``: the
-            cheapest of them.
-        n_sink: Leading tokens that are kept raw, 0 to 65536.
-        tail: Last tokens that are kept raw, 0 to 65536.
-        pre_rope: Keys are stored without their rotary embedding.
-
     Raises:
-        CodecError: A parameter is outside its range (rule T1).
+        CodecError: An option is out of its range (rule T1).
 
     Source: KVTC, arXiv 2511.01815; ``spec/v1/codecs/tc.md``.
     """
@@ -91,23 +80,32 @@ class Tc:
     min_tokens: ClassVar[int] = MIN_TOKENS
     refit_interval: ClassVar[int] = 0
 
-    step: float = STEP
-    bits: float = 0.0
-    axes: str = "auto"
-    n_sink: int = 4
-    tail: int = 0
-    pre_rope: bool = True
+    step: float = option(
+        STEP,
+        "Step of the integers, in deviations of the tensor about its channel means; with a basis, "
+        "in units of its rows. What is given is halved for values.",
+        low=1e-6,
+        high=1e6,
+    )
+    bits: float = option(
+        0.0,
+        "Bits per element of the whole file, for which the steps are found; 0: step is given.",
+        low=0.0,
+        high=16.0,
+    )
+    axes: str = option(
+        "auto",
+        "Axes over all KV heads (joint), of each head, none, or the cheapest of these (auto).",
+        choices=("auto", "none", "head", "joint"),
+    )
+    n_sink: int = option(4, "Leading tokens that are kept raw.", high=1 << 16)
+    tail: int = option(0, "Last tokens that are kept raw.", high=1 << 16)
+    pre_rope: bool = option(
+        True, "Store keys without their rotary embedding.", choices=(True, False)
+    )
 
     def __post_init__(self) -> None:
-        check_choice("tc.axes", self.axes, ("auto", "none", "head", "joint"), "T1")
-        check_choice("tc.pre_rope", self.pre_rope, (True, False), "T1")
-        for name, low, high in (("step", 1e-6, 1e6), ("bits", 0.0, 16.0)):
-            value = getattr(self, name)
-            good = type(value) is float and low <= value <= high
-            _check(name, good, value, f"a number from {low} to {high}")
-        for name in ("n_sink", "tail"):
-            value = getattr(self, name)
-            _check(name, type(value) is int and 0 <= value <= 1 << 16, value, "from 0 to 65536")
+        check_options(self, "T1")
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
@@ -221,8 +219,3 @@ class Tc:
 
     def join(self, pieces: list[Parts]) -> Parts | None:
         return None
-
-
-def _check(name: str, good: bool, value: object, expected: str) -> None:
-    if not good:
-        raise CodecError(f"{value!r} is not {expected}", rule="T1", at=f"tc.{name}")
