@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from vkv._atomic import replacing
+from vkv import _atomic
+from vkv._atomic import replacing, temporary_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,6 +92,57 @@ def test_mode_of_the_file_replaced_stays(tmp_path):
     assert mode(path) == 0o640
 
 
+def test_litter_of_a_long_name_is_swept(tmp_path):
+    target = tmp_path / ("x" * 255)
+    (tmp_path / temporary_name(target.name)).write_bytes(b"left by a dead writer")
+    (tmp_path / temporary_name("y" * 255)).write_bytes(b"of another file")
+    write(target, b"x")
+    assert litter(tmp_path) != []
+    write(tmp_path / ("y" * 255), b"y")
+    assert litter(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to others")
+def test_owner_and_group_of_the_file_replaced_stay(tmp_path):
+    path = tmp_path / "a.vkv"
+    write(path, b"x")
+    os.chown(path, 1000, 2000)
+    path.chmod(0o640)
+    write(path, b"y")
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, mode(path)) == (1000, 2000, 0o640)
+
+
+def test_where_the_group_cannot_stay_nobody_else_gets_access(tmp_path, monkeypatch):
+    path = tmp_path / "a.vkv"
+    write(path, b"x")
+    path.chmod(0o640)
+    old = path.stat()
+
+    def refuse(fd, uid, gid):
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    group = os.stat_result((*old[:5], old.st_gid + 1, *old[6:]))
+    with (tmp_path / "b.vkv").open("wb") as file:
+        _atomic._hand_on(group, file.fileno())
+    assert mode(tmp_path / "b.vkv") == 0o600
+
+
+def test_a_directory_that_cannot_be_flushed_is_said_and_the_file_is_whole(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def as_on_cifs(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", as_on_cifs)
+    with pytest.warns(UserWarning, match="cannot flush a directory"):
+        write(tmp_path / "a.vkv", b"x")
+    assert (tmp_path / "a.vkv").read_bytes() == b"x"
+
+
 def test_symbolic_links_are_followed(tmp_path):
     (tmp_path / "real").mkdir()
     link = tmp_path / "a.vkv"
@@ -104,7 +156,7 @@ def test_symbolic_links_are_followed(tmp_path):
 
 def test_relative_paths_and_odd_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("a.vkv", "[x]*?.vkv", " .vkv", "ä\n.vkv", "x" * 200):
+    for name in ("a.vkv", "[x]*?.vkv", " .vkv", "ä\n.vkv", "x" * 200, "x" * 255, "会" * 85):
         write(Path(name), b"x")
         write(Path(name), b"y")
         assert Path(name).read_bytes() == b"y"

@@ -5,25 +5,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import secrets
 import stat
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
 #: ``.name.pid-random.vkv-tmp``; the pid is for people who find one.
 _TEMP = re.compile(r"^\.(?P<name>.+)\.\d+-[0-9a-f]{8}\.vkv-tmp$", re.DOTALL)
+#: Bytes of a name that a temporary name repeats; file systems take 255, and 30 are added.
+MAX_REPEATED = 200
+#: What ``fsync`` of a directory raises on file systems that cannot do it (CIFS, some FUSE).
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[int]:
-    """A file descriptor whose content becomes ``path`` when the block ends well.
+    """Yield a file descriptor whose content becomes ``path`` when the block ends well.
 
     The bytes go to a temporary file in the same directory, are flushed, and take
     the name in one step; when the block raises, ``path`` is as it was. Mode is
-    0600 (the files hold people's prompts), or that of the file replaced.
+    0600 (the files hold people's prompts). A file that is replaced hands on its owner,
+    group and mode; where owner or group cannot be kept, nobody else gets access.
     Temporary files that dead writers of the same path left are removed first.
 
     Args:
@@ -49,7 +56,7 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
         try:
             yield fd
             if target.exists():
-                os.fchmod(fd, stat.S_IMODE(target.stat().st_mode))
+                _hand_on(target.stat(), fd)
             if durable:
                 os.fsync(fd)
             os.replace(temp, target)
@@ -64,16 +71,42 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
         sync_directory(target.parent)
 
 
+def _hand_on(old: os.stat_result, fd: int) -> None:
+    """Give the new file the owner, group and mode of the old one.
+
+    A mode is a promise to a group: where the group cannot be kept, only the owner has access.
+    """
+    mode = stat.S_IMODE(old.st_mode)
+    for owner in (old.st_uid, -1):  # another owner takes root; a group, a member
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, owner, old.st_gid)
+            break
+    new = os.fstat(fd)
+    same = (new.st_uid, new.st_gid) == (old.st_uid, old.st_gid)
+    os.fchmod(fd, mode if same else mode & stat.S_IRWXU)
+
+
+def temporary_name(name: str) -> str:
+    """Return a name for a temporary file beside ``name``, not longer than 255 bytes."""
+    return f".{_repeated(name)}.{os.getpid()}-{secrets.token_hex(4)}.vkv-tmp"
+
+
+def _repeated(name: str) -> str:
+    """Return ``name``, or a digest of it if it is too long to be a part of another."""
+    raw = os.fsencode(name)
+    return name if len(raw) <= MAX_REPEATED else hashlib.sha256(raw).hexdigest()
+
+
 def _unnamed(exc: BaseException, temp: Path) -> TypeGuard[OSError]:
-    """Whether an error of the file system names no file, or one nobody has heard of."""
+    """Tell if an error of the file system names no file, or the temporary one."""
     named = isinstance(exc, OSError) and exc.filename not in (None, os.fspath(temp))
     return isinstance(exc, OSError) and exc.errno is not None and not named
 
 
 def _create(target: Path) -> tuple[Path, int]:
-    """A new temporary file beside ``target``, locked for as long as it is open."""
+    """Create a temporary file beside ``target``, locked for as long as it is open."""
     while True:
-        temp = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.vkv-tmp")
+        temp = target.with_name(temporary_name(target.name))
         fd = os.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         with contextlib.suppress(OSError):  # a file system without locks: nobody sweeps there
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -83,19 +116,31 @@ def _create(target: Path) -> tuple[Path, int]:
 
 
 def sync_directory(path: Path) -> None:
-    """Flush a directory, so that names in it outlive a power cut."""
+    """Flush a directory, so that names in it outlive a power cut.
+
+    Warns where the file system cannot: the files themselves are whole.
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
+    except OSError as exc:
+        if exc.errno not in _NO_SYNC:
+            raise
+        warnings.warn(
+            f"{path}: this file system cannot flush a directory ({exc.strerror}); after a power "
+            "cut the old file may stand there again",
+            UserWarning,
+            stacklevel=2,
+        )
     finally:
         os.close(fd)
 
 
 def _sweep(target: Path) -> None:
     """Remove what killed writers of ``target`` left; a living writer's file stays."""
-    for entry in target.parent.glob(f".{_escape(target.name)}.*.vkv-tmp"):
+    for entry in target.parent.glob(f".{_escape(_repeated(target.name))}.*.vkv-tmp"):
         found = _TEMP.match(entry.name)
-        if found and found["name"] == target.name:
+        if found and found["name"] == _repeated(target.name):
             with contextlib.suppress(OSError):
                 _remove_if_dead(entry)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import click
 
 from vkv._version import __version__
 from vkv.errors import VkvError
-from vkv_cli import quiet
+from vkv_cli import quiet, streams
 from vkv_cli.group import LazyGroup, Run
 from vkv_cli.text import printable
 
@@ -56,8 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
         args: Without the program's name; those of the process by default.
     """
     run = Run()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a character of a file
-        sys.stdout.reconfigure(errors="backslashreplace")
+    streams.open_missing()
     try:
         with quiet.warnings_as_lines(run):
             result = cli.main(args, prog_name="vkv", standalone_mode=False, obj=run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import click
 
 from vkv.errors import VkvError
+from vkv_cli.streams import argument, read_text
 
 Messages = list[dict[str, Any]]
 
@@ -89,13 +89,23 @@ class Words:
         return found
 
     def _system(self) -> str:
-        text = sys.stdin.read() if self.system_prompt == "-" else str(self.system_prompt)
-        return filled(text, "--system-prompt")
+        return given(str(self.system_prompt), "--system-prompt")
 
     def _text(self) -> str:
         if self.prompt_file is not None:
-            return filled(_text(self.prompt_file), str(self.prompt_file))
-        return filled(sys.stdin.read() if self.prompt == "-" else str(self.prompt), "--prompt")
+            at = "standard input" if str(self.prompt_file) == "-" else str(self.prompt_file)
+            return filled(read_text(self.prompt_file, at), at)
+        return given(str(self.prompt), "--prompt")
+
+
+def given(text: str, option: str) -> str:
+    """Return the text of an option, read from standard input if it is ``-``.
+
+    Raises:
+        VkvError: It is empty, or not UTF-8.
+    """
+    at = f"{option} from standard input" if text == "-" else option
+    return filled(read_text("-", at) if text == "-" else argument(text, at), at)
 
 
 def filled(text: str, at: str) -> str:
@@ -109,18 +119,9 @@ def filled(text: str, at: str) -> str:
     return text
 
 
-def _text(path: Path) -> str:
-    if str(path) == "-":
-        return sys.stdin.read()
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as exc:
-        raise VkvError(f"byte {exc.start} is not UTF-8", at=str(path)) from None
-
-
 def _conversation(path: Path) -> Messages:
     try:
-        found = json.loads(_text(path))
+        found = json.loads(read_text(path, str(path)))
     except (ValueError, RecursionError) as exc:
         raise VkvError(f"not JSON: {exc}", at=str(path)) from None
     if not isinstance(found, list) or not found:
@@ -128,4 +129,8 @@ def _conversation(path: Path) -> Messages:
     for i, message in enumerate(found):
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
             raise VkvError(f"message {i} is not a map with role and content", at=str(path))
+        try:
+            json.dumps(message, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # JSON can escape half a character
+            raise VkvError(f"message {i} holds half a character", at=str(path)) from None
     return found

@@ -116,7 +116,7 @@ def test_ls_sorts_and_sifts(kept, made, args, order):
         (["gc", "--max-bytes", "20XB"], "'20XB' is not a size like 20GB."),
         (["gc", "--max-age", "1y"], "'1y' is not an age like 7d."),
         (["rm"], "Missing argument 'ID...'"),
-        (["rm", "abcd"], "nobody to ask: give --yes."),
+        (["rm", "abcd"], "not a terminal: pass --yes to confirm."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

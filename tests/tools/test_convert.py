@@ -363,3 +363,14 @@ def test_rotated_keys_are_known_without_the_model(tmp_path):
     for source in ("a.vkv", "d.vkv"):
         again = vkv.convert(tmp_path / source, tmp_path / "c.vkv", codec="nsnquant:bits=2")
         assert again.header.needs == ("rope",)
+
+
+def test_inline_takes_what_does_not_change_the_bytes_and_refuses_the_rest(tmp_path):
+    src, dst = tmp_path / "a.vkv", tmp_path / "b.vkv"
+    vkv.save(src, [KVCache()], metadata={"a": "1", "b": "1"}, created="2026-01-01T00:00:00Z")
+    info = vkv.convert(src, dst, inline=True, metadata={"b": "2"}, created="2026-02-02T00:00:00Z")
+    assert info.header.metadata == {"a": "1", "b": "2"}
+    assert info.header.created == "2026-02-02T00:00:00Z"
+    for name, value in {"codec": "raw", "tokens": [1], "basis": src}.items():
+        with pytest.raises(VkvError, match=f"{name}= has no effect"):
+            vkv.convert(src, dst, inline=True, **{name: value})

@@ -8,6 +8,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 import vkv
 from fixtures.models import tiny
+from tests.helpers.descriptors import open_files
 from vkv.tools.diff import Diff, Difference
 
 
@@ -132,3 +133,22 @@ def test_the_summary_says_whether_the_model_is_the_same(tmp_path):
     files = tmp_path / "0.vkv", tmp_path / "1.vkv"
     assert vkv.diff(*files).summary.startswith("other models; ")
     assert vkv.diff(files[0], files[0]).summary.startswith("same model; ")
+
+
+@pytest.mark.parametrize("tokens", [96, 99, 2 * 4096])
+def test_a_file_and_the_conversation_that_grew_from_it(tmp_path, tokens):
+    for name, count in (("a", 96), ("b", tokens)):
+        vkv.save(tmp_path / f"{name}.vkv", [filled(KVCache(), tokens=count)], tokens=range(count))
+    for first, second in ("ab", "ba"):
+        found = vkv.diff(tmp_path / f"{first}.vkv", tmp_path / f"{second}.vkv")
+        assert found.common == 96
+        assert not any(d.at.startswith("tokens[") for d in found.differences)
+
+
+def test_deep_closes_every_file_it_opened(tmp_path):
+    path = tmp_path / "a.vkv"
+    vkv.save(path, [filled(KVCache())], tokens=range(8))
+    vkv.save(tmp_path / "b.vkv", [filled(KVCache(), tokens=12)], tokens=range(12), parent=path)
+    before = open_files()
+    vkv.diff(path, tmp_path / "b.vkv", deep=True)
+    assert open_files() == before

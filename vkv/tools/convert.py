@@ -36,7 +36,7 @@ def convert(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
-    codec: CodecSpec = "raw",
+    codec: CodecSpec | None = None,
     metadata: Mapping[str, str] | None = None,
     created: str | None = None,
     model: Any = None,
@@ -59,16 +59,16 @@ def convert(
         src: A ``.vkv`` file (a path or a URL), or one that ``mlx_lm``'s ``save_prompt_cache`` wrote
             (0.2x to 0.32, whichever is installed).
         dst: Where to write, whole or not at all; may be ``src``.
-        codec: As in ``vkv.save``.
+        codec: As in ``vkv.save``; by default ``"raw"``.
         metadata: Added to that of ``src``, and stronger.
         created: Instead of the time stamp of ``src``.
         model: The model that filled the cache; a vkv file of another one is refused.
         tokenizer: Its tokenizer, likewise.
         tokens: The ids the cache holds, likewise.
         inline: Encode nothing: copy all as it stands, and what ``src`` refers to in other
-            files into ``dst``, which then stands alone. For vkv files; the other options
-            have no place beside it.
-        search_paths: Where the files ``src`` depends on are looked for, as in ``vkv.load``.
+            files into ``dst``, which then depends on no file. For vkv files; beside it
+            ``metadata``, ``created``, ``model`` and ``tokenizer`` may be given.
+        search_paths: Where the files are found that ``src`` depends on, as in ``vkv.load``.
         basis: As in ``vkv.save``.
         progress: Called with (bytes done, bytes in all).
         durable: Flush to the disk before returning.
@@ -80,14 +80,20 @@ def convert(
         ContainerError: ``src`` is neither, or is damaged (C1 to C8).
         CacheError: A cache of an unknown class (L1), or an inconsistent one (L3 to L6).
         MismatchError: ``src`` belongs to another model, tokenizer or prompt (I1).
-        VkvError: A vkv file is damaged, or ``codec`` is refused.
+        VkvError: A vkv file is damaged, ``codec`` is refused, or an argument has no meaning
+            beside ``inline``.
         OSError: A file cannot be read or written; what stood at ``dst`` is untouched.
     """
     if inline:
+        _check_inline(codec=codec, tokens=tokens, basis=basis)
         with open_document(src) as source:
             check_target(dst, external_references(source.header))
-            return inlined(source, dst, resolver_for(source, search_paths), durable=durable)
-    plan = Plan(wish(codec))
+            check_owner(source.header, model, tokenizer)
+            resolver = resolver_for(source, search_paths)
+            return inlined(
+                source, dst, resolver, metadata=metadata, created=created, durable=durable
+            )
+    plan = Plan(wish("raw" if codec is None else codec))
     head = Header(
         version=header.VERSION,
         producer=f"vkv {vkv._version.__version__}",
@@ -117,6 +123,20 @@ def convert(
         ids = _tokens(file, tokens)
         with lent(plan, head, basis):
             return write(dst, head, plan, _decoded(file), ids, durable=durable, progress=progress)
+
+
+def _check_inline(**arguments: object) -> None:
+    """Refuse arguments that ask for something else than a copy.
+
+    Raises:
+        VkvError: Names the first of them.
+    """
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise VkvError(
+            f"inline=True copies the file as it is, so {given[0]}= has no effect; leave one of "
+            "them out"
+        )
 
 
 def _open(

@@ -219,7 +219,7 @@ def _tokens(found: Diff, a: Document, b: Document) -> None:
     shorter = found.common = min(p.count, q.count)
     if p.digest == q.digest:
         return
-    x, y = (memoryview(d.read(t.tensor)).cast("I") for d, t in ((a, p), (b, q)))
+    x, y = (memoryview(d.read(t.tensor)).cast("I")[:shorter] for d, t in ((a, p), (b, q)))
     for start in range(0, shorter, BLOCK):
         if x[start : start + BLOCK] != y[start : start + BLOCK]:
             at = next(i for i in range(start, shorter) if x[i] != y[i])
@@ -258,30 +258,31 @@ def _values(found: Diff, a: Document, b: Document, resolver: FileResolver | None
     from vkv.arrays.cache_file import CacheFile
 
     second = dict(walk(b.header.layers))
-    files = (
-        CacheFile(a, resolver=resolver),
-        CacheFile(b, resolver=resolver),
-    )
-    for at, layer in walk(a.header.layers):
-        for name in sorted(layer.tensors):
-            other = second.get(at)
-            if other is not None and name in other.tensors:
-                found.add(
-                    f"{at}.{name}.values",
-                    "",
-                    _distance(files, (layer, other), name, at),
-                )
+    with (
+        CacheFile(a, resolver=resolver) as first_file,
+        CacheFile(b, resolver=resolver) as second_file,
+    ):
+        for at, layer in walk(a.header.layers):
+            if (other := second.get(at)) is None:
+                continue
+            for name in sorted(layer.tensors.keys() & other.tensors.keys()):
+                pair = (first_file, layer), (second_file, other)
+                found.add(f"{at}.{name}.values", "", _distance(pair, name, at))
 
 
-def _distance(files: tuple[Any, Any], layers: tuple[Layer, Layer], name: str, at: str) -> str:
+def _distance(pair: tuple[tuple[Any, Layer], ...], name: str, at: str) -> str:
+    """Compare one tensor of two files by value; empty text if they are equal.
+
+    Args:
+        pair: Open file and layer, of each.
+        name: ``"keys"``, for example.
+        at: Path of the layer.
+    """
     import mlx.core as mx
 
     from vkv.caches.loading.decode import decode
 
-    x, y = (
-        decode(file, layer, name, at).astype(mx.float32)
-        for file, layer in zip(files, layers, strict=True)
-    )
+    x, y = (decode(file, layer, name, at).astype(mx.float32) for file, layer in pair)
     if x.shape != y.shape:
         rows = min(x.shape[-2], y.shape[-2]) if x.ndim == y.ndim == 4 else 0
         if not rows or (*x.shape[:-2], x.shape[-1]) != (*y.shape[:-2], y.shape[-1]):

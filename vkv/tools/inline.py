@@ -1,9 +1,9 @@
-"""A file that stands on others as one that stands alone: nothing is decoded or encoded."""
+"""Make one file of a file and its dependencies. Nothing is decoded or encoded."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
@@ -20,9 +20,23 @@ from vkv.sources.local import FileSource
 
 
 def inline(
-    source: Document, dst: str | os.PathLike[str], resolver: FileResolver, *, durable: bool = True
+    source: Document,
+    dst: str | os.PathLike[str],
+    resolver: FileResolver,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    created: str | None = None,
+    durable: bool = True,
 ) -> Info:
     """Write ``source`` with all that it refers to in other files.
+
+    Args:
+        source: The file.
+        dst: Where to write.
+        resolver: Finds the dependencies.
+        metadata: Added to that of ``source``, and stronger.
+        created: Instead of the time stamp of ``source``.
+        durable: Flush to the disk before returning.
 
     Raises:
         MissingFileError: One was not found (H12).
@@ -31,7 +45,11 @@ def inline(
     """
     head = source.header
     others = {key: Dependency(resolver.open(key), head) for key in external_references(head)}
-    alone = whole(head)
+    alone = header.replace(
+        whole(head),
+        metadata=head.metadata | header.metadata(metadata),
+        created=created or head.created,
+    )
     loads = [_load(source, others, name) for name in _order(head)]
     try:
         with replacing(dst, durable=durable) as fd:
@@ -44,7 +62,7 @@ def inline(
 
 
 def whole(head: Header) -> Header:
-    """``head`` as that of a file which holds all that it refers to in others."""
+    """Return the header of a file that holds all that ``head`` refers to in others."""
     return header.replace(
         head,
         needs=tuple(need for need in head.needs if need != "files"),
@@ -53,7 +71,7 @@ def whole(head: Header) -> Header:
 
 
 def _order(head: Header) -> list[str]:
-    """Token ids, then layer by layer, so that a reader can stream."""
+    """List stored tensors: token ids, then layer by layer, so that a reader can stream."""
     first = [head.tokens.tensor] if head.tokens else []
     parts = [n for *_, segment in segments(head) for n in segment.parts.values()]
     return list(dict.fromkeys([*first, *parts, *head.tensors]))

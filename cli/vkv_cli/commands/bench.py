@@ -12,6 +12,7 @@ from vkv_cli import text
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import basis_option, model_options
 from vkv_cli.progress import progress
+from vkv_cli.streams import read_text
 
 
 @click.command()
@@ -76,7 +77,8 @@ def bench(
 
     names = codecs.split() if codecs else default_codecs()
     names = with_basis(names) if basis else names
-    words = (Path(source) if source else _bundled()).read_text(encoding="utf-8")
+    chosen = Path(source) if source else _bundled()
+    words = read_text(chosen, str(chosen))
     model, tokenizer = load_model(choice)
     ids = tokenizer.encode(words)
     with progress("prefill", unit="tokens") as report:

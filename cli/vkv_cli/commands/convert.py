@@ -63,9 +63,14 @@ def convert(
     OUT appears whole or not at all; an existing file is replaced in one step.
     """
     if inline:
-        if codecs.given or basis or meta or words.given or choice.model is not None:
-            raise click.UsageError("--inline copies IN as it is; it takes --search-path alone.")
-        show_written(vkv.convert(source, output, inline=True, search_paths=search_paths), as_json)
+        if codecs.given or basis or words.given or choice.model is not None:
+            raise click.UsageError(
+                "--inline copies IN as it is; it goes with --search-path and --meta alone."
+            )
+        info = vkv.convert(
+            source, output, inline=True, metadata=meta or None, search_paths=search_paths
+        )
+        show_written(info, as_json)
         return
     spec = codecs.spec()
     owner: dict[str, Any] = {}

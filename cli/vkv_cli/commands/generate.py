@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -29,7 +28,7 @@ from vkv_cli.options import (
     search_path_option,
 )
 from vkv_cli.progress import progress
-from vkv_cli.prompt_options import PLAIN, filled
+from vkv_cli.prompt_options import PLAIN, given
 from vkv_cli.written import show_written
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def generate(
     info = vkv.inspect(file)
     spec = codecs.spec(info.codecs)
     choice = choice.completed(info.metadata)
-    words = filled(sys.stdin.read() if prompt == "-" else prompt, "--prompt")
+    words = given(prompt, "--prompt")
     model, tokenizer = load_model(choice)
     owner = {"model": model, "tokenizer": tokenizer}
     loaded, reading = _read(

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 import vkv
-from vkv.errors import VkvError
 from vkv_cli import text
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import meta_option, model_options, output_option
 from vkv_cli.progress import progress
+from vkv_cli.streams import read_text
 
 
 @click.command()
@@ -62,7 +62,7 @@ def train_basis(
     needs them. They cannot be read without it: `vkv generate` finds it in their
     folder, and `vkv convert --inline` makes files that stand alone.
     """
-    words = [_read(source) for source in sources]
+    words = [read_text(source, str(source)) for source in sources]
     model, tokenizer = load_model(choice)
     texts = [
         place
@@ -81,13 +81,6 @@ def train_basis(
         f"{text.printable(info.path)}: {len(info.header.tables)} tables, "
         f"{text.exact_size(info.size)}, weighed by {info.metadata['basis.weights']}"
     )
-
-
-def _read(source: Path) -> str:
-    try:
-        return source.read_text(encoding="utf-8")
-    except UnicodeDecodeError as exc:
-        raise VkvError(f"byte {exc.start} is not UTF-8", at=str(source)) from None
 
 
 def _places(ids: list[int], count: int, length: int) -> list[list[int]]:

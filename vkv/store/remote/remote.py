@@ -290,7 +290,7 @@ def _checked(document: Document, path: str) -> _File:
 
 
 def _download(document: Document, key: str, path: Path, progress: Progress | None) -> None:
-    part = path.with_name(f".{path.name}.{key[:16]}.vkv-part")
+    part = path.with_name(f".{key[:16]}.vkv-part")
     transfer.download(document, key, path, part, progress)
 
 

@@ -26,8 +26,8 @@ def rm(
     The bytes of a file that others stand on stay until those are gone.
     """
     if not (yes or dry_run):
-        if not sys.stdin.isatty():
-            raise click.UsageError("nobody to ask: give --yes.")
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise click.UsageError("not a terminal: pass --yes to confirm.")
         show(store.entries(*ids), False)
         click.confirm("Remove?", abort=True, err=True)
     found = store.rm(*ids, dry_run=dry_run)
