@@ -139,7 +139,7 @@ def many_of(field: str, item: bytes) -> bytes:
 
 
 def json_of(item: str) -> str:
-    count = (container.MAX_JSON - 40) // (len(item) + 1)
+    count = (limits.MAX_JSON - 40) // (len(item) + 1)
     return '{"__metadata__":{"format":"vkv"},"x":[' + ",".join([item] * count) + "]}"
 
 

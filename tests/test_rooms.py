@@ -113,6 +113,7 @@ def test_no_codec_knows_a_file_or_a_url():
     below = (
         "vkv.errors",
         "vkv.codecs",
+        "vkv.format.dtypes",
         "vkv.format.schema",
         "vkv.format.limits",
         "vkv.format.layers",

@@ -14,12 +14,12 @@ from spec.__main__ import files
 from vkv.caches.kinds import KINDS
 from vkv.codecs.protocol import DTYPES
 from vkv.codecs.registry import CODECS
-from vkv.format import canonical, container, document, header, limits
+from vkv.format import container, header, limits
 from vkv.format import layer_rules as form
 from vkv.format.document import open_document
+from vkv.format.dtypes import ITEMSIZE
 from vkv.format.layers import segments
-from vkv.format.schema import ITEMSIZE, ROLES, Header
-from vkv.identity import config
+from vkv.format.schema import ROLES, Header
 
 ROOT = Path(__file__).parents[1]
 SPEC = ROOT / "spec" / "v1"
@@ -163,21 +163,21 @@ def test_dtypes_of_raw():
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("`n` MUST be at most 2,097,152", container.MAX_JSON),
-        ("at most 65,536 of `{` and `[`", container.MAX_OPEN),
-        ("and 131,072 commas", container.MAX_COMMAS),
+        ("`n` MUST be at most 2,097,152", limits.MAX_JSON),
+        ("at most 65,536 of `{` and `[`", limits.MAX_OPEN),
+        ("and 131,072 commas", limits.MAX_COMMAS),
         ("The header MUST be at most 1,048,576 bytes", limits.MAX_HEADER),
         ("starts at a multiple of 64", limits.ALIGN),
         ("MUST NOT nest deeper than 4 lists", limits.MAX_DEPTH),
         ("MUST NOT have more than 4,096 layers", limits.MANY),
         ("nor more than 4,096 segments", limits.MANY),
         ("at most 4,096 entries", limits.MANY),
-        ("nested at most 64 deep", canonical.MAX_NESTED),
+        ("nested at most 64 deep", limits.MAX_NESTED),
         ("at most 64 times the bytes", limits.MAX_EXPANSION),
-        ("add up to at most 65,536 elements", document.FREE_ELEMENTS),
+        ("add up to at most 65,536 elements", limits.FREE_ELEMENTS),
         ("`size` at most 64", form.MAX_SLOTS),
-        ("`model.config` MUST have at most 262,144 characters", config.MAX_TEXT),
-        ("and nest at most 32 deep", config.MAX_NESTED),
+        ("`model.config` MUST have at most 262,144 characters", limits.MAX_CONFIG),
+        ("and nest at most 32 deep", limits.MAX_CONFIG_DEPTH),
     ],
 )
 def test_limits(text, value):
@@ -186,7 +186,7 @@ def test_limits(text, value):
 
 
 def test_limits_that_are_powers_of_two():
-    assert container.MAX_SIZE == (1 << 48) - 1
+    assert limits.MAX_SIZE == (1 << 48) - 1
     assert "from 0 to 2^48 − 1" in PAGE
 
 

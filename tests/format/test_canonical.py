@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vkv.errors import HeaderError
-from vkv.format import canonical
+from vkv.format import canonical, limits
 
 ENCODER = msgspec.msgpack.Encoder(order="sorted")
 #: One of every form, at both ends of what takes so many bytes.
@@ -59,8 +59,8 @@ def test_what_is_refused(raw):
 
 
 def test_depth():
-    canonical.check(b"\x91" * canonical.MAX_NESTED + b"\xc0")
-    canonical.check(b"\x91" * canonical.MAX_NESTED + b"\x90")  # nothing is in it
+    canonical.check(b"\x91" * limits.MAX_NESTED + b"\xc0")
+    canonical.check(b"\x91" * limits.MAX_NESTED + b"\x90")  # nothing is in it
 
 
 NUMBERS = st.floats() | st.integers(-(2**63), 2**64 - 1)

@@ -12,7 +12,7 @@ import pytest
 import safetensors
 
 from vkv.errors import ContainerError
-from vkv.format import container, container_write
+from vkv.format import container, container_write, limits
 from vkv.format.container_write import Form
 from vkv.sources import base
 from vkv.sources.local import FileSource
@@ -120,7 +120,7 @@ def test_table_longer_than_the_first_read(tmp_path):
 def test_table_of_just_more_than_the_limit():
     good = b'{"__metadata__":{"format":"vkv"},'
     good += b'"vkv.header":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
-    for size, rule in ((container.MAX_JSON, None), (container.MAX_JSON + 1, "C2")):
+    for size, rule in ((limits.MAX_JSON, None), (container.MAX_JSON + 1, "C2")):
         data = size.to_bytes(8, "little") + good.ljust(size) + b"h"
         if rule:
             assert "the limit is 2097152" in refused(data, rule)
@@ -151,7 +151,7 @@ def test_writer_refuses_what_a_reader_would(tmp_path):
 
     for forms, data, rule in (
         ([("x", "U8", (2,))], b"123", "C5"),
-        ([("x" * container.MAX_JSON, "U8", (1,))], b"1", "C2"),
+        ([("x" * limits.MAX_JSON, "U8", (1,))], b"1", "C2"),
     ):
         with pytest.raises(ContainerError) as caught:
             write(forms, data)

@@ -11,8 +11,8 @@ import pytest
 from vkv.errors import DigestError, HeaderError, VkvError
 from vkv.format import container, container_write, header
 from vkv.format.container_write import Form
-from vkv.format.document import FREE_ELEMENTS, Document, open_document
-from vkv.format.limits import MAX_EXPANSION
+from vkv.format.document import Document, open_document
+from vkv.format.limits import FREE_ELEMENTS, MAX_EXPANSION
 from vkv.format.schema import Header, Layer, Segment, Stored, Tensor, Tokens
 from vkv.sources.memory import BytesSource
 

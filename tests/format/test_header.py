@@ -11,7 +11,7 @@ import pytest
 from vkv.errors import HeaderError, UnsupportedError, VkvError
 from vkv.format import header, limits
 from vkv.format.layers import segment_shape, segments, walk
-from vkv.format.schema import Header, Layer, Rope, Segment, Stored, Tensor, Tokens
+from vkv.format.schema import Header, Layer, Model, Rope, Segment, Stored, Tensor, Tokens
 
 DIGEST = bytes(range(32))
 
@@ -294,3 +294,23 @@ def test_walk_and_segments_are_in_file_order():
         ("layers[0].children[0].keys.segments[1]", "keys", (1, 1, 2, 4)),
         ("layers[0].children[0].values.segments[0]", "values", (1, 1, 3, 4)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        ('{"":' * 32 + "{}" + "}" * 32, None),
+        ('{"":' * 33 + "{}" + "}" * 33, "H13"),
+        ('"' + "x" * (limits.MAX_CONFIG - 2) + '"', None),
+        ('"' + "x" * (limits.MAX_CONFIG - 1) + '"', "H13"),
+        ("[1,", "H2"),
+        ('{"x":Infinity}', "H2"),
+    ],
+)
+def test_a_configuration_is_checked_when_the_file_is_opened(config, rule):
+    model = Model(id=DIGEST, type="t", config=config, parameters=0, layers=(), rest=DIGEST)
+    raw = header.dump(sample(model=model))
+    if rule is None:
+        assert header.load(raw).model == model
+    else:
+        assert refused(raw, rule).at == "model.config"

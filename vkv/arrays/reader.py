@@ -24,7 +24,7 @@ from vkv.arrays import cuda
 from vkv.codecs.protocol import DTYPES, NAMES, memory
 from vkv.errors import ContainerError, HeaderError
 from vkv.format.document import Document
-from vkv.format.schema import ITEMSIZE
+from vkv.format.dtypes import ITEMSIZE
 from vkv.sources.local import FileSource
 from vkv.sources.memory import BytesSource
 

@@ -22,7 +22,8 @@ from vkv.codecs.protocol import (
     check_layout,
 )
 from vkv.errors import CodecError
-from vkv.format.limits import BITS, FLOATS, GROUPS
+from vkv.format.dtypes import FLOATS
+from vkv.format.limits import BITS, GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,7 @@ are walked once, value by value.
 from __future__ import annotations
 
 from vkv.errors import HeaderError
-
-#: Maps and lists inside one another. Layers in ``header.MAX_DEPTH`` lists, their tensors,
-#: segments and params take 20.
-MAX_NESTED = 64
+from vkv.format.limits import MAX_NESTED
 
 _TEXT, _BYTES, _LIST, _MAP = range(4)
 #: Tag -> bytes of a value of fixed size: nil, false, true, float64.

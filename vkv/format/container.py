@@ -19,18 +19,12 @@ from math import prod
 from typing import Any
 
 from vkv.errors import ContainerError
-from vkv.format.schema import ITEMSIZE
+from vkv.format.dtypes import ITEMSIZE
+from vkv.format.limits import MAX_COMMAS, MAX_JSON, MAX_OPEN, MAX_SIZE
 from vkv.sources.base import FIRST_READ, Source
 
 HEADER = "vkv.header"
 METADATA = {"format": "vkv", "vkv": "1.0"}
-#: 10,000 tensors of 200 bytes each fit.
-MAX_JSON = 1 << 21
-#: ``{`` and ``[``, and commas, so that it stays small when it is parsed: an empty list takes 2
-#: bytes and 64. A tensor takes 3 and some 8 of them.
-MAX_OPEN, MAX_COMMAS = 1 << 16, 1 << 17
-#: Sizes above 2^48 bytes are no file; sums of them still fit 64 bits.
-MAX_SIZE = (1 << 48) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from blake3 import blake3
 
 from vkv.errors import ContainerError
-from vkv.format.container import HEADER, MAX_JSON, METADATA
-from vkv.format.limits import ALIGN
-from vkv.format.schema import ITEMSIZE
+from vkv.format.container import HEADER, METADATA
+from vkv.format.dtypes import ITEMSIZE
+from vkv.format.limits import ALIGN, MAX_JSON
 from vkv.sources.base import READ_CHUNK, Buffer
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from vkv.errors import HeaderError, MissingFileError, VkvError
 from vkv.format import container, container_write
 from vkv.format.document import Document, open_document
-from vkv.format.limits import MAX_HEADER
+from vkv.format.limits import MAX_HEADER, MAX_JSON
 from vkv.format.schema import Header, Stored
 from vkv.sources.local import FileSource
 from vkv.sources.opening import open_source
@@ -106,7 +106,7 @@ def _id_of(path: Path | str) -> tuple[str | None, int]:
     try:
         source = open_source(path) if isinstance(path, str) else FileSource(path)
         try:
-            nbytes = min(int.from_bytes(source.read(0, 8), "little"), container.MAX_JSON)
+            nbytes = min(int.from_bytes(source.read(0, 8), "little"), MAX_JSON)
             entry = container.parse(source)[container.HEADER]
             if entry.nbytes > MAX_HEADER:
                 return None, nbytes

@@ -24,9 +24,6 @@ from vkv.sources.memory import BytesSource
 from vkv.sources.opening import open_source
 from vkv.sources.urls import is_url, shown
 
-#: ... and how many more a file may hold, so that short prompts meet no limit.
-FREE_ELEMENTS = 1 << 16
-
 
 class Document:
     """An open file: its entries, its header and its id.
@@ -156,7 +153,7 @@ def _check_forms(head: Header, entries: dict[str, Entry]) -> None:
 
 def _check_expansion(head: Header) -> None:
     """No segment claims far more elements than its own bytes can stand for (H10)."""
-    free = FREE_ELEMENTS
+    free = limits.FREE_ELEMENTS
     for path, _, tensor, segment in segments(head):
         own = [head.tensors[name] for name in segment.parts.values()]
         held = sum(stored.nbytes for stored in own if stored.role != "table")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from vkv.errors import HeaderError, UnsupportedError
-from vkv.format import canonical
+from vkv.format import canonical, model_config
 from vkv.format.header_rules import check_references
 from vkv.format.limits import ALIGN, MANY, MAX_DEPTH, MAX_HEADER, PAD_OVERHEAD
 from vkv.format.schema import Header
@@ -52,7 +52,8 @@ def load(raw: bytes) -> Header:
 
     Raises:
         HeaderError: Not msgpack or not canonical (H1), a field of the wrong type
-            or range (H2, H9), too large (H5), inconsistent (H4, H6, H7), too deep (H8).
+            or range (H2, H9), too large (H5, H13), inconsistent (H4, H6, H7, H11), too
+            deep (H8).
         UnsupportedError: Another major version (H3) or an unknown need (H4).
     """
     if len(raw) > MAX_HEADER:
@@ -67,6 +68,8 @@ def load(raw: bytes) -> Header:
             rule="H4",
             at="needs",
         )
+    if header.model is not None:
+        model_config.parse(header.model.config)
     check_references(header)
     return header
 

@@ -6,9 +6,10 @@ import math
 from collections import Counter
 
 from vkv.errors import HeaderError
+from vkv.format.dtypes import ITEMSIZE
 from vkv.format.layers import external_references, segments, walk
 from vkv.format.limits import MAX_FILES, ROPE_RANGE
-from vkv.format.schema import ITEMSIZE, ROLES, Header, Layer, Rope, Segment, Stored, Tensor, Tokens
+from vkv.format.schema import ROLES, Header, Layer, Rope, Segment, Stored, Tensor, Tokens
 
 
 def check_references(header: Header) -> None:

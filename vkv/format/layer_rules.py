@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from vkv.errors import CacheError, CodecError
+from vkv.format.dtypes import FLOATS, ITEMSIZE
 from vkv.format.layers import walk
-from vkv.format.limits import BITS, FLOATS, GROUPS, MAX_DEPTH
-from vkv.format.schema import ITEMSIZE, Header, Layer, Tensor
+from vkv.format.limits import BITS, GROUPS, MAX_DEPTH
+from vkv.format.schema import Header, Layer, Tensor
 
 #: Kind -> names of its scalars.
 SCALARS: dict[str, tuple[str, ...]] = {

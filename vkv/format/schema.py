@@ -10,19 +10,15 @@ from typing import Annotated
 
 import msgspec
 
-from vkv.format.limits import FEW, MANY, MAX_FREQS, MAX_TOKENS
-
-ITEMSIZE: dict[str, int] = {
-    "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8, "C64": 8,
-}  # fmt: skip
+from vkv.format.dtypes import ITEMSIZE
+from vkv.format.limits import FEW, MANY, MAX_FREQS, MAX_SIZE, MAX_TOKENS
 
 #: What a stored tensor's bytes are spent on; the rows of the byte account.
 ROLES = ("payload", "table", "metadata", "outlier", "sink", "residual", "tokens")
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 48) - 1)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
 #: MLX counts sizes in 32 bits.
 Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=8)]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vkv.errors import HeaderError
+from vkv.format.model_config import parse
 from vkv.format.schema import Model, Rope, Tokenizer
-from vkv.identity.config import parse
 
 #: Sentences about the configuration; a file of another architecture has dozens.
 MAX_FIELDS = 12

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
-from vkv.errors import HeaderError
-
 #: Recorded even at their default, so that a difference names both values.
 ALWAYS = frozenset({
     "attention_bias", "head_dim", "hidden_size", "max_position_embeddings", "num_attention_heads",
@@ -30,38 +28,6 @@ NEVER = frozenset({
     "router_jitter_noise", "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
 _EXACT = 1 << 53
-#: Characters and nesting of a configuration in a file (H13). The longest known, with a block
-#: of settings for each of 162 layers, has some 40,000 characters, nested 5 deep.
-MAX_TEXT, MAX_NESTED = 1 << 18, 32
-
-
-def parse(text: str) -> Any:
-    """The configuration that a file holds.
-
-    Raises:
-        HeaderError: Not JSON (H2), too long or nested too deep (H13).
-    """
-    at = "model.config"
-    if len(text) > MAX_TEXT:
-        raise HeaderError(f"{len(text)} characters, the limit is {MAX_TEXT}", rule="H13", at=at)
-    try:
-        found = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as exc:
-        raise HeaderError(f"not JSON: {exc}"[:200], rule="H2", at=at) from None
-    level = [found]
-    for _ in range(MAX_NESTED + 1):
-        level = [item for value in level for item in _inside(value)]
-    if level:
-        raise HeaderError(f"nested deeper than {MAX_NESTED}", rule="H13", at=at)
-    return found
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def config_text(model: Any, dtypes: set[str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from vkv.errors import CacheError
+from vkv.format.model_config import parse
 from vkv.format.schema import Header
-from vkv.identity.config import parse
 
 
 def check_heads(header: Header) -> None:

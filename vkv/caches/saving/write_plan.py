@@ -15,7 +15,8 @@ from vkv.arrays.host_bytes import copied, stored
 from vkv.codecs.protocol import NAMES
 from vkv.codecs.registry import Choice
 from vkv.format import container_write
-from vkv.format.schema import ITEMSIZE, Layer, Rope, Stored
+from vkv.format.dtypes import ITEMSIZE
+from vkv.format.schema import Layer, Rope, Stored
 from vkv.sources import base
 
 if TYPE_CHECKING:

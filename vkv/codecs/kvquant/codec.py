@@ -31,7 +31,7 @@ from vkv.codecs.protocol import (
     finite,
 )
 from vkv.errors import CodecError
-from vkv.format.limits import F16_MAX, FLOATS
+from vkv.format.dtypes import F16_MAX, FLOATS
 
 #: Outliers are placed by 32-bit integers.
 MAX_ELEMENTS = (1 << 31) - 1

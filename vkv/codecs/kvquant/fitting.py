@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from vkv.codecs.kvquant import levels as nuq
 from vkv.codecs.kvquant import outliers
 from vkv.codecs.kvquant.levels import OFFSET_STEPS, SCALE_BIAS
-from vkv.format.limits import F16_MAX
+from vkv.format.dtypes import F16_MAX
 
 __all__ = ["Coded", "Recipe", "by_channel", "by_token", "shared", "with_bounds", "with_levels"]
 

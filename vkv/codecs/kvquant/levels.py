@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vkv.codecs.bits import unpack
-from vkv.format.limits import F16_MAX
+from vkv.format.dtypes import F16_MAX
 
 __all__ = [
     "OFFSET_STEPS",

@@ -32,7 +32,7 @@ from vkv.codecs.protocol import (
     finite,
 )
 from vkv.errors import CodecError
-from vkv.format.limits import FLOATS
+from vkv.format.dtypes import FLOATS
 
 #: Elements of one step on a CPU, so that what a step makes stays in its cache.
 ENCODE_STEP, DECODE_STEP = 1 << 20, 1 << 18

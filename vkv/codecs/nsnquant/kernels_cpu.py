@@ -19,7 +19,7 @@ import numpy.typing as npt
 from vkv.codecs.nsnquant import hadamard
 from vkv.codecs.nsnquant.codebook_search import SINGLE
 from vkv.codecs.protocol import Parts, memory
-from vkv.format.limits import F16_MAX
+from vkv.format.dtypes import F16_MAX
 
 __all__ = ["PIECE", "decode", "fits"]
 

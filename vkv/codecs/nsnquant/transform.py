@@ -17,7 +17,7 @@ from vkv.codecs.nsnquant import hadamard
 from vkv.codecs.nsnquant.codebook_search import Search
 from vkv.codecs.protocol import Parts
 from vkv.errors import CodecError
-from vkv.format.limits import F16_MAX
+from vkv.format.dtypes import F16_MAX
 
 __all__ = [
     "GROUP",

@@ -16,7 +16,7 @@ from vkv.codecs.tc import basis as tc_basis
 from vkv.codecs.tc import entropy as tc_entropy
 from vkv.codecs.tc.basis import F32, Basis
 from vkv.errors import CodecError
-from vkv.format.limits import F16_MAX
+from vkv.format.dtypes import F16_MAX
 
 U8 = npt.NDArray[np.uint8]
 

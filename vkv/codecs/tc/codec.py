@@ -26,7 +26,7 @@ from vkv.codecs.tc import blocks as tc_blocks
 from vkv.codecs.tc import rate_plan
 from vkv.codecs.tc.coder import Coded, Coder, solve
 from vkv.errors import CodecError
-from vkv.format.limits import FLOATS
+from vkv.format.dtypes import FLOATS
 
 #: Some 2.3 bits.
 STEP = 0.6
