@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from spec.__main__ import files
-from vkv.caches.kinds import KINDS
+from vkv.caches.kinds.live import ADAPTERS
 from vkv.codecs.protocol import DTYPES
 from vkv.codecs.registry import CODECS
 from vkv.format import container, header, limits
-from vkv.format import layer_rules as form
 from vkv.format.document import open_document
 from vkv.format.dtypes import ITEMSIZE
+from vkv.format.kinds import KINDS
 from vkv.format.layers import segments
 from vkv.format.schema import ROLES, Header
 
@@ -130,9 +130,13 @@ def names(cell: str) -> tuple[str, ...]:
 
 def test_kinds():
     rows = table(PAGE, "kind")
-    assert {names(r[0])[0]: names(r[1]) for r in rows} == form.SCALARS
-    assert {names(r[0])[0]: r[3] for r in rows} == {kind.name: kind.cls for kind in KINDS.values()}
-    assert KINDS.keys() == form.SCALARS.keys()
+    assert {names(r[0])[0]: names(r[1]) for r in rows} == {
+        kind.name: kind.scalars for kind in KINDS.values()
+    }
+    assert {names(r[0])[0]: r[3] for r in rows} == {
+        kind.name: kind.class_names[0] for kind in KINDS.values()
+    }
+    assert KINDS.keys() == ADAPTERS.keys()
 
 
 def test_header_fields():
@@ -175,7 +179,7 @@ def test_dtypes_of_raw():
         ("nested at most 64 deep", limits.MAX_NESTED),
         ("at most 64 times the bytes", limits.MAX_EXPANSION),
         ("add up to at most 65,536 elements", limits.FREE_ELEMENTS),
-        ("`size` at most 64", form.MAX_SLOTS),
+        ("`size` at most 64", limits.MAX_SLOTS),
         ("`model.config` MUST have at most 262,144 characters", limits.MAX_CONFIG),
         ("and nest at most 32 deep", limits.MAX_CONFIG_DEPTH),
     ],

@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 import vkv
 from fixtures.models import tiny
 from vkv.caches.basis.training import _between, _pulled
-from vkv.caches.kinds import Value
+from vkv.caches.kinds.adapter import Value
 from vkv.caches.rope import rotate
 from vkv.caches.saving.save import wish
 from vkv.caches.saving.tensor_plan import TensorDraft

@@ -10,7 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from fixtures.models import tiny
 from vkv.bench.quality import log_probs
 from vkv.caches.basis.fisher import gradients
-from vkv.caches.kinds import take
+from vkv.caches.kinds.live import snapshot
 
 CONTEXT, PROBE = 48, 16
 IDS = np.random.default_rng(0).integers(0, tiny.VOCAB, CONTEXT + PROBE).tolist()
@@ -31,7 +31,7 @@ def caches(model, added=None, path=""):
 def test_they_foretell_the_kl_of_small_errors(path):
     """KL = tr(F E) / 2 for errors of covariance E."""
     model, size = tiny.llama(), 0.02
-    snapshots = [take(c) for c in caches(model)]
+    snapshots = [snapshot(c) for c in caches(model)]
     grads = [gradients(model, snapshots, [path], IDS[CONTEXT:], seed)[path] for seed in range(150)]
     foretold = size**2 / 2 * float(np.mean([mx.square(g).sum().item() for g in grads])) / PROBE
     reference = log_probs(model, caches(model), IDS[CONTEXT:])
@@ -55,7 +55,7 @@ def test_they_foretell_the_kl_of_small_errors(path):
 def test_the_cache_is_left_as_it_was(name, path):
     model = tiny.MODELS[name]()
     cache = caches(model)
-    snapshots = [take(c) for c in cache]
+    snapshots = [snapshot(c) for c in cache]
     first = gradients(model, snapshots, [path], IDS[CONTEXT:], 0)[path]
     again = gradients(model, snapshots, [path], IDS[CONTEXT:], 0)[path]
     assert mx.array_equal(first, again)

@@ -21,9 +21,10 @@ from mlx_lm.models.cache import (
 )
 
 import vkv
-from vkv.caches.kinds import KINDS, cache_class, take
+from vkv.caches.kinds.live import cache_class, snapshot
 from vkv.codecs.protocol import memory
 from vkv.errors import CacheError, VkvError
+from vkv.format.kinds import KINDS
 
 
 def rows(count, *, heads=2, dims=(4, 4), dtype=mx.float16, seed=0, batch=1):
@@ -136,7 +137,7 @@ def check_same(a, b):
 
 def content(cache):
     """All that a cache consists of, children included."""
-    taken = take(cache)
+    taken = snapshot(cache)
     values = [value for _, value in sorted(taken.values.items())]
     arrays = [[v.x, [(k.codec, *k.parts.values()) for k in v.kept]] for v in values]
     inner = [content(c) for c in getattr(cache, "caches", ())]
@@ -206,9 +207,9 @@ def test_the_same_bytes_again(name, tmp_path):
 
 
 def test_the_table_covers_every_kind():
-    made = {take(leaf).kind for make in CASES.values() for leaf in leaves(make()[0])}
+    made = {snapshot(leaf).kind for make in CASES.values() for leaf in leaves(make()[0])}
     assert made | {"list"} == set(KINDS)
-    assert all(cache_class(kind).__name__ == kind.cls for kind in KINDS.values())
+    assert all(cache_class(kind).__name__ == kind.class_names[0] for kind in KINDS.values())
 
 
 def test_only_tokens_are_stored(tmp_path):

@@ -129,6 +129,5 @@ def test_a_chunk_is_not_trimmed_past_its_front(tmp_path):
     cache.maybe_trim_front()
     cache = filled(cache, 2)
     prompt = loaded(tmp_path, cache, tokens=cache.offset)
-    held = cache.offset - cache.start_position
-    with pytest.raises(CacheError, match=f"a ChunkedKVCache holds {held}"):
+    with pytest.raises(CacheError, match="a ChunkedKVCache can be cut to 4 tokens or more"):
         prompt.resume([90, 91])

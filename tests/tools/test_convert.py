@@ -24,9 +24,10 @@ from mlx_lm.models.cache import (
 )
 
 import vkv
-from vkv.caches.kinds import KINDS, take
+from vkv.caches.kinds.live import snapshot
 from vkv.codecs.protocol import DTYPES, memory
 from vkv.errors import MismatchError, VkvError
+from vkv.format.kinds import KINDS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "mlx_lm"
 CASES = [
@@ -69,7 +70,7 @@ def same_bits(a, b):
 def check_snapshot(found, record):
     """A cache's content against the manifest."""
     kind = {"MambaCache": "ArraysCache"}.get(record["class"], record["class"])
-    assert KINDS[found.kind].cls == kind
+    assert KINDS[found.kind].class_names[0] == kind
     if kind == "CacheList":
         for child, inner in zip(found.children, record["children"], strict=True):
             check_snapshot(child, inner)
@@ -121,7 +122,7 @@ def test_content(case, tmp_path):
     assert info.accounting.adds_up
     prompt = vkv.load(tmp_path / "a.vkv")
     for cache, record in zip(prompt.cache, case["layers"], strict=True):
-        check_snapshot(take(cache), record)
+        check_snapshot(snapshot(cache), record)
 
 
 def loads_rightly(record):
@@ -147,7 +148,7 @@ def test_equals_what_mlx_lm_loads(case, tmp_path):
     vkv.convert(case["path"], tmp_path / "a.vkv")
     theirs = load_prompt_cache(str(case["path"]))
     for a, b in zip(vkv.load(tmp_path / "a.vkv").cache, theirs, strict=True):
-        check_same(take(a), take(b))
+        check_same(snapshot(a), snapshot(b))
 
 
 def fixture(name):
@@ -276,7 +277,7 @@ def test_codes_of_a_quantized_cache_stay(tmp_path):
     info = vkv.convert(tmp_path / "a.vkv", tmp_path / "b.vkv")
     assert info.id == first.id
     noted = vkv.convert(tmp_path / "a.vkv", tmp_path / "c.vkv", codec="affine:bits=2")
-    check_same(take(vkv.load(tmp_path / "c.vkv").cache[0]), take(cache))
+    check_same(snapshot(vkv.load(tmp_path / "c.vkv").cache[0]), snapshot(cache))
     assert not noted.notes or "the codes the cache holds" in noted.notes[0]
 
 

@@ -18,7 +18,7 @@ from vkv.bench.quality import compare, log_probs
 from vkv.bench.report import Row
 from vkv.bench.run import Bench
 from vkv.bench.timing import Timing, median
-from vkv.caches import kinds
+from vkv.caches.kinds.live import snapshot
 
 #: Settings of veloxquant-mlx's caches, by the name of the row.
 VELOX: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def _dense(keys: mx.array, values: mx.array) -> Any:
 
 def _velox(bench: Bench, name: str, builder: Any, config: Any) -> Row:
     caches = builder.for_model(bench.model, config)
-    contents = [kinds.take(c).values for c in bench.raw]
+    contents = [snapshot(c).values for c in bench.raw]
 
     def encode() -> None:
         for cache, values in zip(builder.for_model(bench.model, config), contents, strict=True):
@@ -134,7 +134,7 @@ def _row(
 
 
 def _head_dim(bench: Bench) -> int:
-    x = kinds.take(bench.raw[0]).values["keys"].x
+    x = snapshot(bench.raw[0]).values["keys"].x
     if x is None:
         raise TypeError("the first layer of the raw cache holds no array")
     return x.shape[-1]

@@ -17,7 +17,7 @@ from vkv.arrays.cache_file import CacheFile
 from vkv.bench.quality import compare, log_probs, relative_error
 from vkv.bench.report import Results, Row
 from vkv.bench.timing import Timing, median
-from vkv.caches import kinds
+from vkv.caches.kinds.live import snapshot
 from vkv.caches.loading.decode import decode
 from vkv.caches.loading.load import load
 from vkv.caches.prompt import Prompt
@@ -184,7 +184,7 @@ class Bench:
         plan = Plan(wish(case.codec), list(ropes), found.ropes)
         head = Header(version=VERSION, producer="", model=found, layers=(), tensors={})
         with lent(plan, head, case.basis):
-            add_layers(plan, map(kinds.take, self.raw))
+            add_layers(plan, map(snapshot, self.raw))
             for pending in plan.tensors.values():
                 pending.load()
 
@@ -192,7 +192,7 @@ class Bench:
         """Relative squared error of all keys or values."""
         error = power = 0.0
         for raw, other in zip(self.raw, cache, strict=True):
-            x, y = (kinds.take(c).values.get(name) for c in (raw, other))
+            x, y = (snapshot(c).values.get(name) for c in (raw, other))
             if x is None or y is None or x.x is None or y.x is None:
                 continue
             e, p = relative_error(x.x, y.x, centred=name == "keys")
@@ -227,5 +227,5 @@ def _decode(path: Path, search_paths: list[Path] | None) -> None:
 
 
 def _elements(cache: Any) -> int:
-    values = kinds.take(cache).values.values()
+    values = snapshot(cache).values.values()
     return sum(v.x.size for v in values if v.x is not None)

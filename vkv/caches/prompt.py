@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vkv import identity
+from vkv.caches.kinds.live import cut
 from vkv.errors import CacheError
 from vkv.format.info import Info
 
@@ -56,7 +57,7 @@ class Prompt:
         if not ids:
             raise CacheError("an empty prompt: there is nothing to compute", rule="L8")
         keep = min(common_prefix(self.tokens, ids), len(ids) - 1)
-        trim(self.cache, len(self.tokens) - keep)
+        cut(self.cache, keep, len(self.tokens))
         self.tokens = self.tokens[:keep]
         return ids[keep:]
 
@@ -65,44 +66,3 @@ def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """Number of leading items that ``a`` and ``b`` share."""
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), n)
-
-
-def trim(cache: Sequence[Any], count: int) -> None:
-    """Drop the last ``count`` tokens of every layer, or of none.
-
-    Raises:
-        CacheError: A layer cannot be trimmed so far; its path and why (L8).
-    """
-    if count == 0:
-        return
-    for i, layer in enumerate(cache):
-        if reason := _stuck(layer, count):
-            raise CacheError(
-                f"cannot drop the last {count} tokens: {reason}; only the exact prompt, continued, "
-                "can use this cache",
-                rule="L8",
-                at=f"layers[{i}]",
-            )
-    for layer in cache:
-        _trim(layer, count)
-
-
-def _stuck(cache: Any, count: int) -> str | None:
-    name = type(cache).__name__
-    if name == "CacheList":
-        return next((r for c in cache.caches if (r := _stuck(c, count))), None)
-    if not cache.is_trimmable():
-        return f"a {name} holds only its present state"
-    held = cache.offset - getattr(cache, "start_position", 0)
-    return f"a {name} holds {held}" if count > held else None
-
-
-def _trim(cache: Any, count: int) -> None:
-    if type(cache).__name__ == "CacheList":
-        for child in cache.caches:
-            _trim(child, count)
-        return
-    cache.trim(count)
-    if type(cache).__name__ == "ConcatenateKVCache":
-        # It appends behind all it holds, also behind what was trimmed off.
-        cache.keys, cache.values = (x[..., : cache.offset, :] for x in (cache.keys, cache.values))

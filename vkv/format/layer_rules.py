@@ -1,29 +1,17 @@
-"""What a stored layer of each kind must look like (rules L3 to L6). No MLX."""
+"""Check stored layers, from the header alone (rules L3 to L6, L9). No MLX."""
 
 from __future__ import annotations
 
 from vkv.errors import CacheError, CodecError
 from vkv.format.dtypes import FLOATS, ITEMSIZE
+from vkv.format.kinds import KINDS, Kind
 from vkv.format.layers import walk
-from vkv.format.limits import BITS, GROUPS, MAX_DEPTH
+from vkv.format.limits import MAX_DEPTH
 from vkv.format.schema import Header, Layer, Tensor
-
-#: Kind -> names of its scalars.
-SCALARS: dict[str, tuple[str, ...]] = {
-    "kv": ("offset",),
-    "concatenate": ("offset",),
-    "quantized": ("offset", "bits", "group_size"),
-    "rotating": ("offset", "keep", "max_size", "idx"),
-    "chunked": ("offset", "chunk_size", "start"),
-    "arrays": ("size",),
-    "list": (),
-}
-#: Slots of a recurrent cache; models use a handful.
-MAX_SLOTS = 64
 
 
 def is_basis(header: Header) -> bool:
-    """Whether a file holds tables for others, and no cache."""
+    """Return whether a file holds tables for others, and no cache."""
     return bool(header.tables) and not header.layers
 
 
@@ -56,48 +44,41 @@ def check_layers(header: Header) -> None:
 
 
 def check_layer(layer: Layer, at: str) -> None:
-    """Check one layer's scalars, tensors and children."""
-    if layer.kind not in SCALARS:
-        known = ", ".join(sorted(SCALARS))
+    """Check one layer's scalars, tensors and children, but not the children's own."""
+    if layer.kind not in KINDS:
+        known = ", ".join(sorted(KINDS))
         raise CacheError(f"unknown kind {layer.kind!r}; known are {known}", rule="L3", at=at)
-    for name in SCALARS[layer.kind]:
-        value = layer.scalars.get(name)
-        if type(value) is not int or not 0 <= value < 1 << 48:
-            raise CacheError(
-                f"scalar {name!r} is {value!r}, expected a whole number", rule="L3", at=at
-            )
+    kind = KINDS[layer.kind]
+    _check_numbers(kind, layer, at)
     if at.count("children") > MAX_DEPTH:
         raise CacheError(f"nested deeper than {MAX_DEPTH} lists", rule="L3", at=at)
-    if layer.children and layer.kind != "list":
+    if layer.children and kind.content != "children":
         raise CacheError(f"a layer of kind {layer.kind!r} with children", rule="L3", at=at)
     for name, tensor in sorted(layer.tensors.items()):
         if name != "keys" and any(segment.rope is not None for segment in tensor.segments):
             raise CacheError("rotated, but only keys are", rule="L4", at=f"{at}.{name}")
         _check_dtypes(tensor, f"{at}.{name}")
-    _check_sizes(layer, at)
-    if layer.kind == "arrays":
-        _check_arrays(layer, at)
-    elif layer.kind == "list":
-        _check_names(layer, set(), at)
+    try:
+        kind.check_scalars(layer.scalars)
+    except CacheError as exc:
+        raise exc.within(at) from None
+    if kind.content in ("rows", "codes"):
+        _check_rows(kind, layer, at)
     else:
-        _check_rows(layer, at)
+        _check_names(layer, _slot_names(layer) if kind.content == "slots" else set(), at)
 
 
-def _check_sizes(layer: Layer, at: str) -> None:
-    """Of what a cache divides by, or goes round in, even where it is empty."""
-    s = layer.scalars
-    if layer.kind == "quantized" and (s["bits"] not in BITS or s["group_size"] not in GROUPS):
-        found = f"{s['bits']} bits in groups of {s['group_size']}, expected {BITS} in {GROUPS}"
-        raise CacheError(found, rule="L3", at=at)
-    if layer.kind == "chunked" and s["chunk_size"] == 0:
-        raise CacheError("chunk_size 0, expected more", rule="L3", at=at)
-    if layer.kind == "rotating" and s["keep"] >= s["max_size"]:
-        found = f"keep {s['keep']} of max_size {s['max_size']}, expected less"
-        raise CacheError(found, rule="L5", at=at)
+def _check_numbers(kind: Kind, layer: Layer, at: str) -> None:
+    for name in kind.scalars:
+        value = layer.scalars.get(name)
+        if type(value) is not int or not 0 <= value < 1 << 48:
+            raise CacheError(
+                f"scalar {name!r} is {value!r}, expected a whole number", rule="L3", at=at
+            )
 
 
 def _check_dtypes(tensor: Tensor, at: str) -> None:
-    """``raw`` keeps the dtype (R2); all other codecs decode to floats (K3)."""
+    """Check that ``raw`` keeps the dtype (R2) and all other codecs decode to floats (K3)."""
     for i, segment in enumerate(tensor.segments):
         own = segment.params.get("dtype", tensor.dtype) if segment.is_raw else tensor.dtype
         if own != tensor.dtype and own in ITEMSIZE:
@@ -109,11 +90,8 @@ def _check_dtypes(tensor: Tensor, at: str) -> None:
         raise CodecError(found, rule=rule, at=f"{at}.segments[{i}]")
 
 
-def _check_arrays(layer: Layer, at: str) -> None:
-    size = layer.scalars["size"]
-    if size > MAX_SLOTS:
-        raise CacheError(f"{size} slots, the limit is {MAX_SLOTS}", rule="L3", at=at)
-    _check_names(layer, {*map(str, range(size)), "left_padding", "lengths"}, at)
+def _slot_names(layer: Layer) -> set[str]:
+    return {*map(str, range(layer.scalars["size"])), "left_padding", "lengths"}
 
 
 def _check_names(layer: Layer, allowed: set[str], at: str) -> None:
@@ -123,10 +101,10 @@ def _check_names(layer: Layer, allowed: set[str], at: str) -> None:
         )
 
 
-def _check_rows(layer: Layer, at: str) -> None:
-    """Keys and values: both or none, 4-D, alike but for the head dim, as long as promised."""
+def _check_rows(kind: Kind, layer: Layer, at: str) -> None:
+    """Check keys and values: both or none, 4-D, alike but for the head dim, as long as promised."""
     _check_names(layer, {"keys", "values"}, at)
-    rows = _expected_rows(layer, at)
+    rows = kind.expected_rows(layer.scalars)
     if not layer.tensors and rows == 0:
         return
     if layer.tensors.keys() != {"keys", "values"}:
@@ -149,14 +127,16 @@ def _check_rows(layer: Layer, at: str) -> None:
         raise CacheError(f"keys {keys}, expected sizes above 0", rule="L4", at=at)
     if rows is not None and keys[2] != rows:
         raise CacheError(f"{keys[2]} rows, its scalars say {rows}", rule="L5", at=at)
-    if layer.kind == "quantized":
+    if kind.content == "codes":
         _check_codes(layer, at)
-    if layer.kind == "rotating":
-        _check_ring(layer, keys[2], at)
+    try:
+        kind.check_rows(layer.scalars, keys[2])
+    except CacheError as exc:
+        raise exc.within(at) from None
 
 
 def _check_codes(layer: Layer, at: str) -> None:
-    """A quantized cache keeps the codes themselves: one run of them, in its own parameters."""
+    """Check that a quantized cache has one segment of codes, in its own parameters (L4)."""
     want = {"bits": layer.scalars["bits"], "group": layer.scalars["group_size"]}
     for name, tensor in sorted(layer.tensors.items()):
         first = tensor.segments[0]
@@ -169,24 +149,3 @@ def _check_codes(layer: Layer, at: str) -> None:
                 rule="L4",
                 at=f"{at}.{name}",
             )
-
-
-def _expected_rows(layer: Layer, at: str) -> int | None:
-    offset = layer.scalars["offset"]
-    if layer.kind == "chunked":
-        if layer.scalars["start"] > offset:
-            raise CacheError(
-                f"starts at {layer.scalars['start']}, past its offset {offset}", rule="L5", at=at
-            )
-        return offset - layer.scalars["start"]
-    if layer.kind == "rotating":
-        return None if offset or layer.scalars["idx"] else 0
-    return offset
-
-
-def _check_ring(layer: Layer, rows: int, at: str) -> None:
-    s = layer.scalars
-    full = min(s["offset"], s["max_size"])
-    low = s["keep"] if rows < s["offset"] else rows
-    if not full <= rows <= s["offset"] or not low <= s["idx"] <= rows:
-        raise CacheError(f"{rows} rows do not fit a ring of {dict(s)}", rule="L5", at=at)

@@ -27,9 +27,11 @@ from typing import Any
 import mlx.core as mx
 from safetensors import SafetensorError, safe_open
 
-from vkv.caches.kinds import Snapshot
+from vkv.caches.kinds.adapter import Snapshot
+from vkv.caches.kinds.live import ADAPTERS
 from vkv.codecs.protocol import DTYPES, NAMES
 from vkv.errors import CacheError, ContainerError, VkvError
+from vkv.format.kinds import Kind
 from vkv.format.limits import MAX_DEPTH, MAX_TOKENS
 from vkv.interop.layers import CLASSES, Saved, Tree, items, shown, snapshot
 from vkv.sources.local import FileSource
@@ -41,28 +43,6 @@ MAX_NDIM, MAX_DIM = 8, (1 << 31) - 1
 #: file can ask for much work.
 MAX_EMPTY = MAX_TOKENS
 ASCII = range(1, 128)
-
-#: Kind -> names of its numbers, to 0.31; before 0.25 ``step`` was one of them.
-_NUMBERS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "kv": ((),),
-    "concatenate": ((),),
-    "quantized": (("offset", "group_size", "bits"), ("step", "offset", "group_size", "bits")),
-    "rotating": (
-        ("keep", "max_size", "offset", "idx"),
-        ("keep", "max_size", "step", "offset", "idx"),
-    ),
-    "chunked": (("chunk_size", "start"),),
-    "arrays": ((),),
-}
-#: Kind -> names of its state, in 0.32.
-_STATE: dict[str, tuple[str, ...]] = {
-    "kv": ("keys", "values", "offset"),
-    "concatenate": ("keys", "values"),
-    "quantized": ("keys", "values", "offset", "group_size", "bits"),
-    "rotating": ("keys", "values", "offset", "keep", "max_size", "idx"),
-    "chunked": ("keys", "values", "offset", "chunk_size", "start"),
-    "arrays": ("slots", "left_padding", "lengths"),
-}
 
 
 def read(path: str | os.PathLike[str]) -> tuple[list[Snapshot], dict[str, str]]:
@@ -146,17 +126,17 @@ def _old_layers(arrays: dict[str, mx.array], metadata: dict[str, str]) -> list[S
 
 def _old(name: Tree, state: Tree, numbers: Tree, at: str) -> Saved:
     kind = _kind(name, at)
-    if kind == "list":
+    if kind.content == "children":
         names, inner = items(numbers, at, 2)
         children = items(names, at)
         columns = children, items(state, at, len(children)), items(inner, at, len(children))
-        return _list(zip(*columns, strict=True), _old, at)
+        return _list(kind, zip(*columns, strict=True), _old, at)
     texts = [] if numbers == "" else items(numbers, at)
-    known = {len(names): names for names in _NUMBERS[kind]}
+    known = {len(names): names for names in ADAPTERS[kind.name].saved_numbers}
     if len(texts) not in known:
         raise CacheError(f"{len(texts)} numbers, expected {min(known)}", rule="L3", at=at)
     fields = dict(zip(known[len(texts)], texts, strict=True))
-    if kind == "arrays":
+    if kind.content == "slots":
         return Saved(kind, {"slots": state})
     return Saved(kind, fields | dict(zip(("keys", "values"), items(state, at, 2), strict=True)))
 
@@ -171,18 +151,20 @@ def _new_layers(arrays: dict[str, mx.array], metadata: dict[str, str]) -> list[S
 
 def _new(name: Tree, state: Tree, at: str) -> Saved:
     kind = _kind(name, at)
-    if kind == "list":
+    if kind.content == "children":
         pairs = [items(pair, at, 2) for pair in items(state, at)]
-        return _list([(child, inner) for inner, child in pairs], _new, at)
-    values = items(state, at, len(_STATE[kind]))
-    return Saved(kind, dict(zip(_STATE[kind], values, strict=True)))
+        return _list(kind, [(child, inner) for inner, child in pairs], _new, at)
+    fields = ADAPTERS[kind.name].saved_state
+    return Saved(kind, dict(zip(fields, items(state, at, len(fields)), strict=True)))
 
 
-def _list(children: Iterable[tuple[Tree, ...]], parse: Callable[..., Saved], at: str) -> Saved:
+def _list(
+    kind: Kind, children: Iterable[tuple[Tree, ...]], parse: Callable[..., Saved], at: str
+) -> Saved:
     if at.count("children") >= MAX_DEPTH:
         raise CacheError(f"nested deeper than {MAX_DEPTH}", rule="L3", at=at)
     found = enumerate(children)
-    return Saved("list", children=tuple(parse(*c, f"{at}.children[{i}]") for i, c in found))
+    return Saved(kind, children=tuple(parse(*c, f"{at}.children[{i}]") for i, c in found))
 
 
 def _classes(node: Tree) -> list[Tree]:
@@ -193,7 +175,7 @@ def _classes(node: Tree) -> list[Tree]:
     return names
 
 
-def _kind(name: Tree, at: str) -> str:
+def _kind(name: Tree, at: str) -> Kind:
     if not isinstance(name, str) or name not in CLASSES:
         known = ", ".join(CLASSES)
         raise CacheError(f"unknown class {shown(name)}; known are {known}", rule="L1", at=at)

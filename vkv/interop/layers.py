@@ -8,19 +8,21 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from vkv.caches.encoded import Kept
-from vkv.caches.kinds import KINDS, Snapshot, Value
+from vkv.caches.kinds.adapter import Snapshot, Value
 from vkv.codecs.affine import Affine
 from vkv.codecs.protocol import NAMES, check_forms
 from vkv.codecs.raw import Raw
 from vkv.errors import CacheError, VkvError
-from vkv.format.layer_rules import MAX_SLOTS, SCALARS, check_layer
+from vkv.format.kinds import KINDS, Kind
+from vkv.format.layer_rules import check_layer
+from vkv.format.limits import MAX_SLOTS
 from vkv.format.schema import Layer, Segment, Tensor
 
 #: What a file's dotted names make up.
 Tree: TypeAlias = "dict[str, Tree] | mx.array | str | int | None"
 
-#: mlx-lm class -> kind. 0.2x has an ArraysCache of two slots under a name of its own.
-CLASSES = {kind.cls: kind.name for kind in KINDS.values()} | {"MambaCache": "arrays"}
+#: Name of a class in any release of mlx-lm -> kind.
+CLASSES = {name: kind for kind in KINDS.values() for name in kind.class_names}
 MAX_DIGITS = 14
 
 
@@ -29,13 +31,13 @@ class Saved:
     """One cache as a file has it.
 
     Args:
-        kind: Its kind in vkv.
-        fields: Its arrays and numbers, under the names that ``vkv.caches.kinds`` has for
+        kind: Its kind.
+        fields: Its arrays and numbers, under the names that ``vkv.format.kinds`` has for
             them; recurrent state under ``slots``. To 0.31, ``offset`` may be missing.
         children: Of a CacheList.
     """
 
-    kind: str
+    kind: Kind
     fields: dict[str, Tree] = field(default_factory=dict)
     children: tuple[Saved, ...] = ()
 
@@ -51,10 +53,12 @@ def snapshot(saved: Saved, at: str) -> Snapshot:
         CacheError: Arrays and numbers are incomplete or do not fit (L3 to L5).
         CodecError: Numbers that no quantized cache has (A1, K3).
     """
-    if saved.kind == "list":
+    if saved.kind.content == "children":
         found = enumerate(saved.children)
-        return Snapshot("list", children=[snapshot(c, f"{at}.children[{i}]") for i, c in found])
-    taken = _slots(saved, at) if saved.kind == "arrays" else _rows(saved, at)
+        return Snapshot(
+            saved.kind.name, children=[snapshot(c, f"{at}.children[{i}]") for i, c in found]
+        )
+    taken = _slots(saved, at) if saved.kind.content == "slots" else _rows(saved, at)
     tensors = {name: _form(value) for name, value in taken.values.items()}
     check_layer(Layer(kind=taken.kind, scalars=taken.scalars, tensors=tensors), at)
     return taken
@@ -102,16 +106,16 @@ def _slots(saved: Saved, at: str) -> Snapshot:
         if not isinstance(x, mx.array):
             raise CacheError(f"{shown(x)}, expected an array", rule="L4", at=f"{at}.{name}")
         values[name] = Value(x.shape, x.dtype, x, tokens=False)
-    return Snapshot("arrays", {"size": len(slots)}, values)
+    return Snapshot(saved.kind.name, {"size": len(slots)}, values)
 
 
 def _rows(saved: Saved, at: str) -> Snapshot:
     given = saved.fields
-    scalars = {n: _number(given[n], f"{at}.{n}") for n in SCALARS[saved.kind] if n in given}
+    scalars = {n: _number(given[n], f"{at}.{n}") for n in saved.kind.scalars if n in given}
     values: dict[str, Value] = {}
     for name in ("keys", "values"):
         if given[name] is not None:
-            value = _codes if saved.kind == "quantized" else _array
+            value = _codes if saved.kind.content == "codes" else _array
             values[name] = value(given[name], scalars, f"{at}.{name}")
     counts = [value.shape[-2] for value in values.values()]
     if len(set(counts)) > 1:
@@ -120,12 +124,12 @@ def _rows(saved: Saved, at: str) -> Snapshot:
     start = scalars.get("start", 0)
     if "offset" not in scalars:
         scalars["offset"] = start + held - _padding(values, start, held, at)
-    rows = scalars["offset"] - start
-    rows = min(rows, held) if saved.kind == "rotating" else rows
+    known = saved.kind.expected_rows(scalars) if scalars.keys() == set(saved.kind.scalars) else None
+    rows = min(scalars["offset"], held) if known is None else known
     if not 0 <= rows <= held:
         raise CacheError(f"{held} rows, its numbers say {rows}", rule="L5", at=at)
     cut = {name: _cut(value, rows) for name, value in values.items()} if rows else {}
-    return Snapshot(saved.kind, scalars, cut)
+    return Snapshot(saved.kind.name, scalars, cut)
 
 
 def _number(node: Tree, at: str) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 
+from vkv.caches.kinds.live import ADAPTERS, kind_of, shortest
 from vkv.identity import of_model, token_bytes
 from vkv.serve.writer import Job, Writer
 from vkv.store import Hit, PromptStore
@@ -171,19 +173,22 @@ def fits(cache: list[Any], model: Any, kv_bits: int | None = None) -> bool:
 
 
 def _alike(cache: Any, fresh: Any, kv_bits: int | None) -> bool:
-    if type(cache) is not type(fresh):
-        names = type(cache).__name__, type(fresh).__name__
-        return names == ("QuantizedKVCache", "KVCache") and cache.bits == kv_bits
-    if hasattr(cache, "caches"):
-        pairs = zip(cache.caches, fresh.caches, strict=False)
-        return len(cache.caches) == len(fresh.caches) and all(_alike(a, b, None) for a, b in pairs)
-    return getattr(cache, "max_size", None) == getattr(fresh, "max_size", None)
+    own, wanted = kind_of(cache), kind_of(fresh)
+    if own is None or wanted is None:
+        return type(cache) is type(fresh)
+    if own is not wanted:  # the server quantizes its KVCaches itself
+        codes = own.content == "codes" and wanted.name in own.stands_for
+        return codes and cache.bits == kv_bits
+    adapter = ADAPTERS[own.name]
+    a, b = adapter.scalars(cache), adapter.scalars(fresh)
+    pairs = list(zip_longest(adapter.children(cache), adapter.children(fresh)))
+    return all(a[name] == b[name] for name in own.constants) and all(
+        _alike(x, y, None) for x, y in pairs
+    )
 
 
 def _trims(cache: list[Any]) -> bool:
-    from mlx_lm.models.cache import can_trim_prompt_cache
-
-    return bool(can_trim_prompt_cache(cache))
+    return all(shortest(c) == 0 for c in cache)
 
 
 def _is_storable(tokens: list[int], models: Models) -> bool:

@@ -12,7 +12,7 @@ import vkv._version
 from vkv import identity
 from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.caches.encoded import Kept
-from vkv.caches.kinds import KINDS, Snapshot, Value
+from vkv.caches.kinds.adapter import Snapshot, Value
 from vkv.caches.loading.decode import decode
 from vkv.caches.loading.load import check_owner
 from vkv.caches.saving.basis_file import lent
@@ -24,6 +24,7 @@ from vkv.format import header
 from vkv.format.dependencies import SearchPath, resolver_for
 from vkv.format.document import open_document
 from vkv.format.info import Info
+from vkv.format.kinds import KINDS
 from vkv.format.layer_rules import check_cache, check_layers
 from vkv.format.layers import external_references
 from vkv.format.schema import Header, Layer, Tensor
@@ -228,7 +229,7 @@ def _decoded(file: CacheFile) -> Iterator[Snapshot]:
 
 
 def _snapshot(file: CacheFile, layer: Layer, at: str) -> Snapshot:
-    value = _codes if KINDS[layer.kind].codes else _array
+    value = _codes if KINDS[layer.kind].content == "codes" else _array
     return Snapshot(
         layer.kind,
         layer.scalars,
@@ -240,7 +241,7 @@ def _snapshot(file: CacheFile, layer: Layer, at: str) -> Snapshot:
 def _array(file: CacheFile, layer: Layer, name: str, at: str) -> Value:
     tensor = layer.tensors[name]
     x = decode(file, layer, name, at)
-    return Value(tensor.shape, DTYPES[tensor.dtype], x, tokens=layer.kind != "arrays")
+    return Value(tensor.shape, DTYPES[tensor.dtype], x, tokens=KINDS[layer.kind].content == "rows")
 
 
 def _codes(file: CacheFile, layer: Layer, name: str, at: str) -> Value:

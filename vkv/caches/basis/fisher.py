@@ -13,7 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from vkv.caches.kinds import KINDS, Snapshot, cache_class
+from vkv.caches.kinds.adapter import Snapshot
+from vkv.caches.kinds.live import make
 
 Arrays = dict[str, mx.array]
 
@@ -65,7 +66,6 @@ def _arrays(snapshot: Snapshot, path: str) -> list[tuple[str, mx.array]]:
 
 def _made(snapshot: Snapshot, path: str, tensors: Mapping[str, mx.array]) -> Any:
     """The cache again, with some of its arrays replaced."""
-    kind = KINDS[snapshot.kind]
     loaded: dict[str, Any] = {
         name: tensors.get(f"{path}.{name}", value.x) for name, value in snapshot.values.items()
     }
@@ -73,4 +73,4 @@ def _made(snapshot: Snapshot, path: str, tensors: Mapping[str, mx.array]) -> Any
         loaded["children"] = [
             _made(child, f"{path}.{i}", tensors) for i, child in enumerate(snapshot.children)
         ]
-    return kind.make(cache_class(kind), snapshot.scalars, loaded)
+    return make(snapshot.kind, snapshot.scalars, loaded)

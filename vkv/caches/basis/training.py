@@ -12,8 +12,8 @@ import numpy as np
 import vkv._version
 from vkv import identity
 from vkv.caches.basis.fisher import gradients
-from vkv.caches.kinds import Snapshot, take
-from vkv.caches.loading.decode import positions
+from vkv.caches.kinds.adapter import Snapshot
+from vkv.caches.kinds.live import snapshot
 from vkv.caches.saving.save import Progress, wish, write
 from vkv.caches.saving.tensor_plan import TensorDraft, draft
 from vkv.caches.saving.write_plan import Plan
@@ -25,6 +25,7 @@ from vkv.codecs.tc.basis import F64
 from vkv.errors import VkvError
 from vkv.format import header
 from vkv.format.info import Info
+from vkv.format.kinds import positions
 from vkv.format.schema import Header
 
 CODEC = "tc"
@@ -131,11 +132,11 @@ class Training:
             mx.eval(model(mx.array([step]), cache=cache))
             yield len(step)
         self._texts += 1
-        self._learn(_drafts(self._plan, [take(c) for c in cache]))
+        self._learn(_drafts(self._plan, [snapshot(c) for c in cache]))
         for at in range(0, self._probe, BACKWARD):
             step = probes[at : at + BACKWARD]
             if not self._reason:
-                snapshots = [take(c) for c in cache]
+                snapshots = [snapshot(c) for c in cache]
                 self._weigh(model, snapshots, step, len(context), seed * self._probe + at)
                 mx.eval(model(mx.array([step]), cache=cache))
             yield len(step)
@@ -199,8 +200,8 @@ class Training:
 def _drafts(plan: Plan, snapshots: Sequence[Snapshot]) -> dict[str, tuple[Piece, TensorDraft]]:
     """Tensors that the codec takes, by path: their tokens behind the sinks, keys not rotated."""
     found = {}
-    for i, snapshot in enumerate(snapshots):
-        for place, layer in enumerate(draft(plan, snapshot, f"layers.{i}", i).walk()):
+    for i, taken in enumerate(snapshots):
+        for place, layer in enumerate(draft(plan, taken, f"layers.{i}", i).walk()):
             for tensor in layer.tensors.values():
                 if tensor.x is None or not tensor.codec.traits.takes_basis:
                     continue

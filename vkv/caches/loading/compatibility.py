@@ -11,11 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from vkv.caches.kinds import KINDS, cache_class
+from vkv.caches.kinds.live import ADAPTERS, kind_of
+from vkv.format.kinds import KINDS
 from vkv.format.schema import Header, Layer
 
-#: Kind that a model makes -> others that take its place: bounded, quantized or trimmed ones.
-INSTEAD = {"kv": ("quantized", "rotating", "concatenate")}
 NAMES = ("keys", "values")
 #: Sentences.
 MOST = 4
@@ -52,18 +51,18 @@ def _compare(
     layers: Sequence[Layer], caches: Sequence[Any], held: bool, at: str = ""
 ) -> Iterator[tuple[str, str]]:
     for i, (layer, cache) in enumerate(zip(layers, caches, strict=True)):
-        kind = next((k for k in KINDS.values() if type(cache) is cache_class(k)), None)
+        kind = kind_of(cache)
         if kind is None:
             continue
-        if layer.kind not in (kind.name, *INSTEAD.get(kind.name, ())):
+        children = ADAPTERS[kind.name].children(cache)
+        if kind.name not in (layer.kind, *KINDS[layer.kind].stands_for):
             yield f"{at}{i}", _both(f"kind {layer.kind}", kind.name)
-        elif kind.name != "list":
-            if differs := _rows(layer, cache, held):
-                yield f"{at}{i}", differs
-        elif len(layer.children) != len(cache.caches):
-            yield f"{at}{i}", _both(f"{len(layer.children)} caches", str(len(cache.caches)))
+        elif len(layer.children) != len(children):
+            yield f"{at}{i}", _both(f"{len(layer.children)} caches", str(len(children)))
+        elif differs := _rows(layer, cache, held):
+            yield f"{at}{i}", differs
         else:
-            yield from _compare(layer.children, cache.caches, held, f"{at}{i}.")
+            yield from _compare(layer.children, children, held, f"{at}{i}.")
 
 
 def _both(stored: str, live: str) -> str:

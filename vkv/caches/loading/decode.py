@@ -7,17 +7,8 @@ import mlx.core as mx
 from vkv.arrays.cache_file import CacheFile
 from vkv.caches.rope import rotate
 from vkv.codecs.protocol import DTYPES
-from vkv.format.positions import Spans, ring_positions
+from vkv.format.kinds import positions
 from vkv.format.schema import Layer
-
-
-def positions(layer: Layer, rows: int) -> Spans:
-    """Absolute position of each row of a layer's keys, in storage order."""
-    s = layer.scalars
-    if layer.kind == "rotating":
-        return ring_positions(rows, s["offset"], s["keep"], s["idx"])
-    first = s.get("start", 0) if layer.kind == "chunked" else 0
-    return Spans([range(first, first + rows)])
 
 
 def decode_segment(

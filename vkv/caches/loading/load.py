@@ -12,7 +12,8 @@ import mlx.core as mx
 from vkv import identity
 from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.arrays.reader import HASHERS
-from vkv.caches.kinds import KINDS, Loaded, cache_class
+from vkv.caches.kinds.adapter import Loaded
+from vkv.caches.kinds.live import make
 from vkv.caches.loading import compatibility as shape
 from vkv.caches.loading.decode import decode
 from vkv.caches.packed.make import packed_layer
@@ -23,6 +24,7 @@ from vkv.codecs import registry
 from vkv.errors import CacheError, MismatchError
 from vkv.format.dependencies import SearchPath
 from vkv.format.info import of_document
+from vkv.format.kinds import KINDS
 from vkv.format.layer_rules import check_cache, check_layers, is_basis
 from vkv.format.schema import Header, Layer
 from vkv.identity.heads import check_heads
@@ -180,19 +182,19 @@ def _stored(layer: Layer) -> set[str]:
 
 
 def _layer(file: CacheFile, layer: Layer, at: str, count: _Progress) -> Any:
-    kind = KINDS[layer.kind]
     loaded: Loaded = {}
-    if kind.codes:
+    content = KINDS[layer.kind].content
+    if content == "codes":
         loaded = _codes(file, layer)
     else:
         loaded = {name: decode(file, layer, name, at) for name in layer.tensors}
         mx.eval(loaded)
-    if layer.kind == "list":
+    if content == "children":
         loaded["children"] = [
             _layer(file, child, f"{at}.children[{i}]", count)
             for i, child in enumerate(layer.children)
         ]
-    cache = kind.make(cache_class(kind), layer.scalars, loaded)
+    cache = make(layer.kind, layer.scalars, loaded)
     if any(not registry.is_lossless(s) for t in layer.tensors.values() for s in t.segments):
         attach(cache, Origin(file, layer, at))
     count.layer(layer)

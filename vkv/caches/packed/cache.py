@@ -8,7 +8,7 @@ from typing import Any, Self
 import mlx.core as mx
 
 from vkv.caches.encoded import Kept, encode, follows, joined
-from vkv.caches.kinds import Packed, Snapshot, Value
+from vkv.caches.kinds.adapter import Packed, Snapshot, Value
 from vkv.caches.rope import rotate
 from vkv.codecs.protocol import NAMES, Codec, FusedContext
 from vkv.codecs.raw import Raw

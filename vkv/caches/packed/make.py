@@ -9,13 +9,14 @@ import mlx.core as mx
 from vkv import identity
 from vkv.arrays.cache_file import CacheFile
 from vkv.caches.encoded import Kept
-from vkv.caches.kinds import KINDS, cache_class
+from vkv.caches.kinds.live import kind_of
 from vkv.caches.packed.cache import PackedKVCache, Rows
 from vkv.caches.saving.save import CodecSpec, wish
 from vkv.caches.saving.write_plan import Wish
 from vkv.codecs import registry
 from vkv.codecs.protocol import DTYPES
 from vkv.errors import VkvError
+from vkv.format.kinds import KINDS
 from vkv.format.layers import segment_shape
 from vkv.format.schema import Layer, Rope, Tensor
 
@@ -55,7 +56,8 @@ def make_prompt_cache(
 def _packed(
     cache: Any, asked: Wish, rope: Rope | None, residual: int, max_tokens: int | None
 ) -> Any:
-    if type(cache) is not cache_class(KINDS["kv"]):
+    kind = kind_of(cache)
+    if kind is None or not kind.packs:
         return cache
     keys = Rows(asked.keys, "keys", rope, residual)
     return PackedKVCache(keys, Rows(asked.values, "values", None, residual), max_tokens)
@@ -63,7 +65,7 @@ def _packed(
 
 def packed_layer(file: CacheFile, layer: Layer, at: str) -> PackedKVCache | None:
     """A packed cache that holds the codes of a stored layer; ``None`` if it has none."""
-    if layer.kind != "kv" or not layer.tensors:
+    if not KINDS[layer.kind].packs or not layer.tensors:
         return None
     rows = {
         name: _rows(file, tensor, name, f"{at}.{name}") for name, tensor in layer.tensors.items()

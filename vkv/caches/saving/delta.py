@@ -21,11 +21,9 @@ from vkv.caches.encoded import Kept
 from vkv.caches.prompt import common_prefix
 from vkv.codecs.protocol import NAMES, Codec
 from vkv.errors import MismatchError, VkvError
+from vkv.format.kinds import leading_rows
 from vkv.format.layers import walk
 from vkv.format.schema import Header, Layer, Rope, Segment, Stored
-
-#: Kinds whose row ``r`` is token ``r``, whatever came later.
-GROWING = ("kv", "concatenate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +75,28 @@ class Parent:
         """Tables that it holds or refers to."""
         return [stored for stored in self._stored.values() if stored.role == "table"]
 
-    def held(self, at: str, kind: str, name: str, x: mx.array, asked: Codec) -> list[Held]:
+    def held(self, at: str, live: Layer, name: str, x: mx.array, asked: Codec) -> list[Held]:
         """Leading segments of a tensor that stand for the rows of ``x``.
 
         Args:
             at: The layer, ``layers.3``, or ``layers.3.0`` for a child.
-            kind: Its kind.
+            live: Kind and scalars of the live cache.
             name: ``"keys"`` or ``"values"``.
             x: The live tensor, ``(B, H, T, D)``.
             asked: What would encode it; codes of other codecs are not taken.
         """
         layer = self._layers.get(at)
-        if layer is None or layer.kind != kind or kind not in GROWING or name not in layer.tensors:
+        if layer is None or layer.kind != live.kind or name not in layer.tensors:
             return []
+        rows = min(
+            self.common,
+            leading_rows(layer, layer.tensors[name].shape[-2]),
+            leading_rows(live, x.shape[-2]),
+        )
         lossless = asked.traits.lossless
         found: list[Held] = []
         whole = 0
-        for held, start, stop in self._leading(layer, name, x):
+        for held, start, stop in self._leading(layer, name, x, rows):
             coded = not held.segment.is_raw
             if (coded and not _is(held.segment, asked)) or (
                 lossless and not self._same(held, x[..., start:stop, :])
@@ -115,7 +118,10 @@ class Parent:
                 raise exc.within(self.file.document.name) from None
             self._checked.add(name)
 
-    def _leading(self, layer: Layer, name: str, x: mx.array) -> list[tuple[Held, int, int]]:
+    def _leading(
+        self, layer: Layer, name: str, x: mx.array, rows: int
+    ) -> list[tuple[Held, int, int]]:
+        """Return the segments within the first ``rows`` rows, each with its first row and stop."""
         tensor = layer.tensors[name]
         same = (*x.shape[:-2], x.shape[-1]) == (*tensor.shape[:-2], tensor.shape[-1])
         if not same or len(tensor.shape) != 4 or NAMES.get(x.dtype) != tensor.dtype:
@@ -124,7 +130,7 @@ class Parent:
         start = 0
         for segment in tensor.segments:
             stop = start + (segment.tokens or tensor.shape[-2])
-            if stop > min(self.common, x.shape[-2]):
+            if stop > rows:
                 break
             stored = {part: self._stored[where] for part, where in segment.parts.items()}
             rope = None if segment.rope is None else self.file.header.ropes[segment.rope]

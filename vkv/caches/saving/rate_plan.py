@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from vkv.caches.kinds import Snapshot
+from vkv.caches.kinds.adapter import Snapshot
 from vkv.caches.saving.tensor_plan import LayerDraft, TensorDraft, draft
 from vkv.caches.saving.write_plan import Plan
 from vkv.codecs.protocol import NAMES, Piece

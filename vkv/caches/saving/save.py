@@ -11,8 +11,8 @@ import vkv._version
 from vkv import identity
 from vkv._atomic import replacing
 from vkv.arrays.cache_file import open_file
-from vkv.caches import kinds
-from vkv.caches.kinds import Snapshot
+from vkv.caches.kinds import live
+from vkv.caches.kinds.adapter import Snapshot
 from vkv.caches.saving.basis_file import lent
 from vkv.caches.saving.delta import Parent
 from vkv.caches.saving.rate_plan import add_layers
@@ -196,7 +196,7 @@ def check_target(path: str | os.PathLike[str], bases: Iterable[bytes]) -> None:
 
 def _take(cache: Any, index: int) -> Snapshot:
     try:
-        return kinds.take(cache)
+        return live.snapshot(cache)
     except VkvError as exc:
         raise exc.within(f"layers[{index}]") from None
 

@@ -13,8 +13,7 @@ import mlx.core as mx
 from msgspec import structs
 
 from vkv.caches.encoded import Kept, encode, follows, joined
-from vkv.caches.kinds import Snapshot, Value
-from vkv.caches.loading.decode import positions
+from vkv.caches.kinds.adapter import Snapshot, Value
 from vkv.caches.provenance import Origin
 from vkv.caches.rope import rotate, usable
 from vkv.caches.saving.delta import Held
@@ -22,6 +21,7 @@ from vkv.caches.saving.write_plan import Plan
 from vkv.codecs.protocol import NAMES, Codec, Parts, Planned
 from vkv.codecs.raw import Raw
 from vkv.errors import VkvError
+from vkv.format.kinds import positions
 from vkv.format.schema import Layer, Segment, Tensor
 
 
@@ -134,7 +134,7 @@ class TensorDraft:
         if parent is None or x is None or self.value.kept or not self.value.tokens:
             return [], None
         at = self.path.removesuffix(f".{self.name}")
-        held = parent.held(at, self.layer.kind, self.name, x, self._chosen(x))
+        held = parent.held(at, self.layer, self.name, x, self._chosen(x))
         if not held or len(held) > self.plan.most_segments:
             return [], None
         self.plan.know(parent.tables())  # not worth a second file on their own

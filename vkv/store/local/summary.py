@@ -12,6 +12,7 @@ from vkv.format import container_write, header
 from vkv.format.document import Document, open_document
 from vkv.format.header import KNOWN_NEEDS, MAJOR
 from vkv.format.info import of_document
+from vkv.format.kinds import shortest
 from vkv.format.layers import external_references, segments
 from vkv.format.schema import Header, Layer, Model
 from vkv.sources.local import FileSource
@@ -109,24 +110,8 @@ def known_needs() -> set[str]:
 
 
 def trims(layers: tuple[Layer, ...]) -> bool:
-    """Whether caches made from ``layers`` can drop their last tokens.
-
-    As mlx-lm's ``is_trimmable``: not recurrent state, nor a ring that has wrapped; nor
-    a chunk whose front has gone, which can go back a little and no further.
-    """
-    return all(_layer_trims(layer) for layer in layers)
-
-
-def _layer_trims(layer: Layer) -> bool:
-    scalars = layer.scalars
-    match layer.kind:
-        case "arrays":
-            return False
-        case "rotating":
-            return scalars["offset"] < scalars["max_size"]
-        case "chunked":
-            return scalars["start"] == 0
-    return trims(layer.children)
+    """Return whether caches made from ``layers`` can be cut to any prefix (L8)."""
+    return shortest(layers) == 0
 
 
 def read_tokens(path: Path, start: int, count: int, digest: bytes) -> bytes:

@@ -1,0 +1,1 @@
+"""One module per kind of mlx-lm cache: taken apart, made again, and cut."""
