@@ -18,7 +18,10 @@ from vkv_cli.progress import progress
 
 
 def step_size(asked: int | None) -> int:
-    """Prompt tokens at a time. Between steps Ctrl-C is heard and progress shown."""
+    """Return how many prompt tokens are computed at a time.
+
+    Between steps Ctrl-C is noticed and progress is shown.
+    """
     import mlx.core as mx
 
     return asked or (256 if mx.default_device() == mx.Device(mx.cpu) else 2048)
@@ -112,7 +115,7 @@ class Answer:
     finish: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "schema_version": 1,
             "text": self.text,
@@ -163,7 +166,10 @@ def answer(
 
 
 def _said(words: str) -> bool:
-    """Print; whether anybody reads on. The answer is computed, and saved, all the same."""
+    """Print a piece of the answer; return False if the reader is gone.
+
+    The answer is computed, and saved, all the same.
+    """
     try:
         click.echo(words, nl=False)
     except BrokenPipeError:

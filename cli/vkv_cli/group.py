@@ -26,7 +26,7 @@ class Run:
 
 
 def run() -> Run:
-    """The present run."""
+    """Return the current run."""
     found = click.get_current_context().find_object(Run)
     assert found is not None, "vkv_cli.main passes one"
     return found

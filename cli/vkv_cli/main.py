@@ -45,7 +45,7 @@ COMMANDS = {
 )
 @click.version_option(__version__, message="vkv %(version)s")
 def cli() -> None:
-    """Files for the KV caches of language models: save, inspect, resume."""
+    """Save, inspect and resume the KV caches of language models."""
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -37,7 +37,7 @@ class ModelChoice:
         return config if self.eos_token is None else config | {"eos_token": self.eos_token}
 
     def metadata(self) -> dict[str, str]:
-        """What ``mlx_lm.cache_prompt`` writes, and the adapter, if there is one."""
+        """Return the metadata that ``mlx_lm.cache_prompt`` writes, and the adapter if any."""
         found = {"model": self.model or "", "tokenizer_config": json.dumps(self.tokenizer_config)}
         return found if self.adapter_path is None else found | {"adapter_path": self.adapter_path}
 
@@ -72,7 +72,7 @@ def _eos_token(tokenizer_config: str) -> str | None:
 
 
 def load_model(choice: ModelChoice) -> tuple[Any, Any]:
-    """The model and its tokenizer.
+    """Load the model and its tokenizer.
 
     Raises:
         VkvError: mlx-lm cannot load it, for whatever reason.
@@ -97,7 +97,10 @@ def load_model(choice: ModelChoice) -> tuple[Any, Any]:
 
 
 def _refuse_code(model: str) -> None:
-    """Mlx-lm 0.31 runs the Python file that a model's config names, without asking."""
+    """Refuse a model that brings code of its own.
+
+    mlx-lm 0.31 runs the Python file that a model's config names, without asking.
+    """
     from mlx_lm import utils
 
     named = utils.load_config(utils._download(model)).get("model_file")
@@ -116,7 +119,7 @@ _HUB = {
 
 
 def cannot_load(model: str, exc: Exception) -> VkvError:
-    """The error to raise for one that mlx-lm raised over ``model``."""
+    """Return the error to raise for one that mlx-lm raised about ``model``."""
     path = Path(model)
     if path.is_file():
         reason = "it is a file, expected a directory"

@@ -18,7 +18,7 @@ import click
 from vkv.sources.urls import is_url
 from vkv_cli.compute import Sampling
 from vkv_cli.models import ModelChoice
-from vkv_cli.prompt_options import Words
+from vkv_cli.prompt_options import PromptOptions
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -41,7 +41,7 @@ def _gather(name: str, into: type[Any], *options: Decorator) -> Decorator:
 
 
 def model_options(*, required: bool = False, note: str = "") -> Decorator:
-    """``choice: ModelChoice``."""
+    """Add the options of ``choice: ModelChoice``."""
     text = "A local directory, or a repository on the Hugging Face hub."
     return _gather(
         "choice",
@@ -68,7 +68,7 @@ class CodecChoice:
         return any((self.codec, self.keys, self.values))
 
     def spec(self, default: str | dict[str, str] = "raw") -> str | dict[str, str]:
-        """What ``vkv.save`` takes as ``codec``; refused before any work is done.
+        """Return ``codec`` of ``vkv.save``; a bad one is refused before any work is done.
 
         Raises:
             CodecError, UnknownCodecError: A codec string is refused.
@@ -83,7 +83,7 @@ class CodecChoice:
 
 
 def codec_options(default: str = "raw", note: str = "") -> Decorator:
-    """``codecs: CodecChoice``."""
+    """Add the options of ``codecs: CodecChoice``."""
     text = f"Codec, e.g. affine:bits=4,group=64; `vkv codecs` lists them. {note}".strip()
     return _gather(
         "codecs",
@@ -95,14 +95,14 @@ def codec_options(default: str = "raw", note: str = "") -> Decorator:
 
 
 def basis_option(note: str = "") -> Decorator:
-    """``basis: Path | None``."""
+    """Add the option of ``basis: Path | None``."""
     text = f"A file of `vkv train-basis`{', ' * bool(note)}{note}: codec tc refers to its axes."
     kind = click.Path(exists=True, dir_okay=False, path_type=Path)
     return click.option("--basis", type=kind, metavar="FILE", help=text)
 
 
 def sampling_options() -> Decorator:
-    """``sampling: Sampling``."""
+    """Add the options of ``sampling: Sampling``."""
     return _gather(
         "sampling",
         Sampling,
@@ -138,11 +138,11 @@ prefill_step_size = click.option(
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def word_options() -> Decorator:
-    """``words: Words``."""
+def prompt_options() -> Decorator:
+    """Add the options of ``words: PromptOptions``."""
     return _gather(
         "words",
-        Words,
+        PromptOptions,
         click.option("-p", "--prompt", metavar="TEXT", help="The user's message; - reads stdin."),
         click.option(
             "--prompt-file", type=_FILE, metavar="FILE", help="The same from a file; - is stdin."
@@ -214,7 +214,7 @@ def writable(_: click.Context, param: click.Parameter, value: Path | None) -> Pa
 
 
 def output_option(*names: str, required: bool = True, what: str = "The file to write") -> Decorator:
-    """A file to be written; what stands there is replaced in one step."""
+    """Add the option of a file to write; an existing file is replaced in one step."""
     return click.option(
         *names,
         required=required,

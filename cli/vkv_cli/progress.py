@@ -14,7 +14,7 @@ Progress = Callable[[int, int], None]
 
 @contextmanager
 def progress(label: str, *, unit: str = "") -> Iterator[Progress]:
-    """A bar that vanishes when the block ends.
+    """Show a bar that vanishes when the block ends.
 
     Args:
         label: What is going on.

@@ -19,7 +19,7 @@ PLAIN = "ignore_chat_template"
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class PromptOptions:
     """The options that hold the prompt.
 
     Attributes:
@@ -42,7 +42,7 @@ class Words:
         return any(x is not None for x in fields)
 
     def metadata(self) -> dict[str, str]:
-        """What ``vkv generate`` must know about the prompt."""
+        """Return the metadata that ``vkv generate`` needs about the prompt."""
         return {PLAIN: "true"} if self.ignore_chat_template else {}
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class Words:
             raise click.UsageError("only one of the options that hold the prompt can be stdin.")
 
     def tokens(self, read: Messages, tokenizer: Any) -> list[int]:
-        """The prompt's token ids."""
+        """Return the prompt's token ids."""
         from vkv.caches import chat
 
         if not self.ignore_chat_template and tokenizer.has_chat_template:
@@ -72,7 +72,7 @@ class Words:
         return list(tokenizer.encode(read[0]["content"]))
 
     def read(self) -> Messages:
-        """The conversation, read from the command line, stdin and files.
+        """Read the conversation from the command line, standard input and files.
 
         Raises:
             click.UsageError: The options say nothing, or two things.
@@ -109,7 +109,7 @@ def given(text: str, option: str) -> str:
 
 
 def filled(text: str, at: str) -> str:
-    """``text``, which says something.
+    """Return ``text`` if it is not empty.
 
     Raises:
         VkvError: It does not; ``at`` says whose it is.

@@ -29,7 +29,7 @@ _SILENCE = {
 
 
 def one_line(exc: BaseException) -> str:
-    """What ``exc`` says, on one printable line; a file error in the form ``path: reason``."""
+    """Return an error as one printable line; a file error in the form ``path: reason``."""
     return printable(_said(exc), LONGEST)
 
 
@@ -43,7 +43,7 @@ def _said(exc: BaseException) -> str:
 
 
 def usage_line(exc: click.ClickException) -> str:
-    """What is wrong with a command line, on one line, and where to read on."""
+    """Return what is wrong with a command line, on one line, and where the help is."""
     context = getattr(exc, "ctx", None)
     command = context.command_path if context is not None else "vkv"
     return f"{' '.join(exc.format_message().split()).rstrip('.')}. See `{command} --help`."

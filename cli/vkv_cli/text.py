@@ -17,7 +17,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 def size(count: int) -> str:
-    """``1234567`` as ``1.23 MB``; three digits, powers of 1000."""
+    """Return ``1234567`` as ``1.23 MB``; three digits, powers of 1000."""
     value, unit = float(count), 0
     while value >= 999.5 and unit + 1 < len(_UNITS):
         value, unit = value / 1000, unit + 1
@@ -28,12 +28,12 @@ def size(count: int) -> str:
 
 
 def exact_size(count: int) -> str:
-    """``1.23 MB (1,234,567 bytes)``."""
+    """Return a size like ``1.23 MB (1,234,567 bytes)``."""
     return size(count) if count < 1000 else f"{size(count)} ({count:,} bytes)"
 
 
 def table(rows: Iterable[Sequence[str]], right: Iterable[int] = (), gap: str = "  ") -> list[str]:
-    """Lines of ``rows``, whose columns are as wide as their widest cell.
+    """Return the lines of a table whose columns are as wide as their widest cell.
 
     Args:
         rows: Cells, printed as ``printable`` makes them; the last column is not padded.
@@ -54,7 +54,7 @@ def table(rows: Iterable[Sequence[str]], right: Iterable[int] = (), gap: str = "
 
 
 def printable(text: str, limit: int = LONG) -> str:
-    """``text``, which a file may have chosen, fit for a terminal.
+    """Return ``text``, which a file may have chosen, fit for a terminal.
 
     Control characters are escaped, since they move the cursor; so are halves of characters.
     What is beyond ``limit`` is left out.
@@ -65,7 +65,7 @@ def printable(text: str, limit: int = LONG) -> str:
 
 
 def echo_json(data: dict[str, Any]) -> None:
-    """One object on one line, so that several files give a stream that ``jq`` reads.
+    """Print one object on one line, so that several files give a stream that ``jq`` reads.
 
     All but ASCII is escaped: no text in it moves the cursor, and every encoding has it.
     """

@@ -9,7 +9,7 @@ from vkv_cli import text
 
 
 def show_written(info: Info, as_json: bool = False, *, err: bool = False) -> None:
-    """One line on the file, and one on everything that was asked for and not done."""
+    """Print one line about the file, and one for each thing that was asked for and not done."""
     if as_json:
         text.echo_json(info.to_dict())
         return

@@ -152,7 +152,7 @@ def damaged(path, files):
         ),
         (
             ["save", "--model", "m", "-o", "x.vkv", "-p", "x", "--values", "affine:bits=7"],
-            "affine.bits: 7 is not one of (2, 3, 4, 5, 6, 8) [A1]",
+            "affine.bits: 7 is not one of 2, 3, 4, 5, 6, 8 [A1]",
         ),
         (
             ["save", "--model", "m", "-o", "x.vkv", "--prompt-file", "none"],

@@ -306,7 +306,8 @@ def test_a_dash_is_stdin(run, model, tmp_path, option, text):
 def test_an_empty_prompt_is_refused(run, saved, model, prompt):
     ran = run("generate", saved, "--model", model, "-p", prompt)
     assert (ran.status, ran.out) == (1, "")
-    assert ran.err == "vkv: error: --prompt: an empty prompt: there is nothing to compute\n"
+    at = "--prompt from standard input" if prompt == "-" else "--prompt"
+    assert ran.err == f"vkv: error: {at}: an empty prompt: there is nothing to compute\n"
 
 
 def saved_chat(run, model, path, *args):

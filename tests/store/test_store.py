@@ -175,7 +175,7 @@ def test_what_is_no_model_is_said(store, tmp_path, model):
 
 
 def test_forms_of_live_caches(store, model):
-    with pytest.raises(VkvError, match="live='pakced' is not one of"):
+    with pytest.raises(VkvError, match="live='pakced', expected one of"):
         store.get([1, 2], model=model, live="pakced")
 
 

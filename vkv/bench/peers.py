@@ -30,7 +30,7 @@ VELOX: dict[str, dict[str, Any]] = {
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    """mlx-lm's own files, raw and quantized, then veloxquant-mlx's caches if installed."""
+    """Measure mlx-lm's own files, raw and quantized, then veloxquant-mlx's caches if installed."""
     yield _mlx_lm(bench, "mlx-lm raw", bench.clone())
     for bits in (4, 8):
         cache = [_quantized(c, bits) for c in bench.clone()]

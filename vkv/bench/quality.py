@@ -28,7 +28,7 @@ class Quality:
 
 
 def log_probs(model: Any, cache: Sequence[Any], tokens: Sequence[int]) -> mx.array:
-    """Log-probabilities ``(N, vocabulary)``, float32, after each of ``N`` tokens.
+    """Return log-probabilities ``(N, vocabulary)``, float32, after each of ``N`` tokens.
 
     The cache grows by the tokens: pass a copy.
     """
@@ -39,7 +39,7 @@ def log_probs(model: Any, cache: Sequence[Any], tokens: Sequence[int]) -> mx.arr
 
 
 def compare(reference: mx.array, other: mx.array, tokens: Sequence[int]) -> Quality:
-    """Quality of ``other`` against ``reference``, both from ``log_probs`` over ``tokens``."""
+    """Compare ``other`` with ``reference``, both from ``log_probs`` over ``tokens``."""
     kl = np.array((mx.exp(reference) * (reference - other)).sum(axis=-1), dtype=np.float64)
     kl = np.maximum(kl, 0.0)  # rounding makes a sum of zeros slightly negative
     same = (mx.argmax(reference, axis=-1) == mx.argmax(other, axis=-1)).mean()
@@ -54,7 +54,7 @@ def compare(reference: mx.array, other: mx.array, tokens: Sequence[int]) -> Qual
 
 
 def relative_error(x: mx.array, y: mx.array, *, centred: bool) -> tuple[float, float]:
-    """Squared error of ``y`` and power of ``x``, ``(B, H, T, D)``.
+    """Return the squared error of ``y`` and the power of ``x``, ``(B, H, T, D)``.
 
     Args:
         x: The raw tensor.

@@ -73,7 +73,7 @@ class Results:
 
     @property
     def fp16_bytes(self) -> int:
-        """What MB/s are counted in: the cache as fp16."""
+        """Return the bytes that MB/s are counted in: the cache as fp16."""
         return 2 * self.elements
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,12 +94,12 @@ class Results:
         path.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
 
     def table(self) -> list[list[str]]:
-        """Header and rows as text."""
+        """Return header and rows as text."""
         return [list(COLUMNS), *([_cell(self, row, c) for c in COLUMNS] for row in self.rows)]
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that the numbers depend on."""
+    """Return the versions of the packages that the numbers depend on."""
     found = {"python": platform.python_version()}
     for name in ("vkv", "mlx", "mlx-lm", "numpy", "pcodec", "veloxquant-mlx"):
         try:
@@ -110,7 +110,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Platform, cores, and the device MLX computes on."""
+    """Describe the platform, the cores, and the device MLX computes on."""
     import mlx.core as mx
 
     return {
@@ -158,7 +158,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def aligned(table: Iterable[list[str]]) -> str:
-    """Columns padded to one width, the first to the left and the others to the right."""
+    """Pad columns to one width, the first to the left and the others to the right."""
     lines = list(table)
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(

@@ -40,7 +40,7 @@ BASIS = " +basis"
 
 
 def default_codecs() -> list[str]:
-    """The settings that each codec of the table gives as its examples, raw first."""
+    """List the settings that each codec gives as its examples, raw first."""
     examples = [
         (not codec.traits.verbatim, text)
         for codec in registry.CODECS.values()
@@ -50,7 +50,7 @@ def default_codecs() -> list[str]:
 
 
 def with_basis(names: Sequence[str]) -> list[str]:
-    """The same, and each setting of a codec that can use a basis once more, with it."""
+    """Add to each setting of a codec that can use a basis the same setting with it."""
     both = ((name, name + BASIS) for name in names)
     return [n for own, lent in both for n in ((own, lent) if _takes_basis(own) else (own,))]
 
@@ -114,7 +114,7 @@ class Bench:
         return cache, time.perf_counter() - start
 
     def clone(self) -> list[Any]:
-        """A copy of the raw cache; growing it leaves the raw one as it is."""
+        """Copy the raw cache; growing the copy leaves the raw one as it is."""
         return copy.deepcopy(self.raw)
 
     def run(self, names: Sequence[str] | None = None) -> Iterator[Row]:
@@ -179,7 +179,7 @@ class Bench:
         )
 
     def _encode(self, case: _Case) -> None:
-        """All that a save does but hashing and writing."""
+        """Do all that a save does but hashing and writing."""
         found, ropes = identity.of_model(self.model)
         plan = Plan(wish(case.codec), list(ropes), found.ropes)
         head = Header(version=VERSION, producer="", model=found, layers=(), tensors={})
@@ -189,7 +189,7 @@ class Bench:
                 pending.load()
 
     def _error(self, cache: list[Any], name: str) -> float | None:
-        """Relative squared error of all keys or values."""
+        """Return the relative squared error of all keys or values."""
         error = power = 0.0
         for raw, other in zip(self.raw, cache, strict=True):
             x, y = (snapshot(c).values.get(name) for c in (raw, other))

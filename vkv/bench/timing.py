@@ -16,7 +16,7 @@ class Timing:
     spread: float
 
     def rate(self, nbytes: int) -> float:
-        """MB/s for ``nbytes``."""
+        """Return MB/s for ``nbytes``."""
         return nbytes / self.seconds / 1e6
 
 

@@ -15,7 +15,7 @@ from vkv.errors import CacheError, VkvError
 
 Messages = Sequence[Mapping[str, Any]]
 
-#: Words that no template changes, put where a message will be.
+#: PromptOptions that no template changes, put where a message will be.
 _QUERY, _ANSWER = "<query>", "<answer>"
 #: Where held text and new text meet, words may join into other tokens; only so
 #: many of the last ids may change, or the ids are no canonical encoding at all.

@@ -97,7 +97,7 @@ def _config(meta: dict[str, Any], *, tied: bool) -> dict[str, Any]:
 
 
 def _decimal(value: mx.array) -> float:
-    """The decimal that was meant: 1e-05, where float32 says 9.999999747378752e-06."""
+    """Return the decimal that was meant: 1e-05, where float32 says 9.999999747378752e-06."""
     return float(f"{value.item():.7g}")
 
 
@@ -117,7 +117,7 @@ def _weights(tensors: dict[str, mx.array], config: dict[str, Any]) -> dict[str, 
 
 
 def _module(stem: str) -> str:
-    """``blk.3.attn_q`` to ``model.layers.3.self_attn.q_proj``."""
+    """Rename ``blk.3.attn_q`` to ``model.layers.3.self_attn.q_proj``."""
     block, _, kind = stem.rpartition(".")
     if stem == "output":
         return "lm_head"
@@ -127,7 +127,7 @@ def _module(stem: str) -> str:
 
 
 def _dense(tensors: dict[str, mx.array], stem: str) -> mx.array:
-    """One weight in float32.
+    """Return one weight in float32.
 
     ``scale * code`` has at most 8 + 11 significant bits, so float32 holds it
     without rounding and a fused multiply-add gives the same sum as two steps.
@@ -145,14 +145,14 @@ def _dense(tensors: dict[str, mx.array], stem: str) -> mx.array:
 
 
 def _half_split(weight: mx.array, heads: int) -> mx.array:
-    """Rows of each head from GGUF's order (x0 y0 x1 y1 …) to mlx-lm's (x0 x1 … y0 y1 …)."""
+    """Reorder rows of each head from GGUF's order (x0 y0 x1 y1 …) to mlx-lm's (x0 x1 … y0 y1 …)."""
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
 def _tokenizer(meta: dict[str, Any]) -> Any:
-    """Byte-level BPE in which each digit is a token of its own."""
+    """Build a byte-level BPE tokenizer in which each digit is a token of its own."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens: list[str] = meta["tokenizer.ggml.tokens"]

@@ -64,7 +64,7 @@ SMOLLM2 = Source(
 
 
 def smollm2(*, report: Report | None = None) -> Path:
-    """The directory of SmolLM2-135M-Instruct, made if it is missing or damaged.
+    """Return the directory of SmolLM2-135M-Instruct; make it if it is missing or damaged.
 
     See ``ensure``. Takes 550 MB of disk, and 200 MB more while it is made.
     """
@@ -72,7 +72,7 @@ def smollm2(*, report: Report | None = None) -> Path:
 
 
 def ensure(source: Source, *, gguf: Path | None = None, report: Report | None = None) -> Path:
-    """The model directory of ``source``, made if it is missing or damaged.
+    """Return the model directory of ``source``; make it if it is missing or damaged.
 
     Every call compares the files with the digests taken when they were made.
     Several processes may call at once: one makes the directory, the others wait.
@@ -128,7 +128,7 @@ def _convert(gguf: Path, out: Path, source: Source) -> None:
 
 
 def _intact(target: Path, source: Source) -> bool:
-    """Whether ``target`` is what this release made from ``source``, to the byte.
+    """Tell if ``target`` is what this release made from ``source``, to the byte.
 
     No ``fsync`` is needed when it is made: what a power cut takes is found here.
     """
@@ -147,7 +147,7 @@ def _digest(path: Path) -> str:
 
 
 def _installed(source: Source) -> Path | None:
-    """The GGUF file of the package, where somebody has installed it; nothing is imported."""
+    """Return the GGUF file of the package, if it is installed; nothing is imported."""
     spec = importlib.util.find_spec(source.package.partition("==")[0].replace("-", "_"))
     for place in (spec and spec.submodule_search_locations) or ():
         for path in Path(place).glob("*.gguf"):

@@ -1,4 +1,4 @@
-"""``vkv.convert``: prompt caches of mlx-lm, and vkv files, to a new vkv file."""
+"""Convert prompt caches of mlx-lm, and vkv files, to a new vkv file: ``vkv.convert``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def convert(
     """Write a prompt cache of mlx-lm, or a vkv file, as a vkv file with ``codec``.
 
     What ``src`` is, its content tells, not its name. mlx-lm files know neither
-    model nor tokens: give them here, or nobody can check the result. Of a vkv
+    model nor tokens: give them here, or the result cannot be checked. Of a vkv
     file all is kept but the codecs; codes that the cache itself holds (a quantized
     cache) stay as they are, everything else is decoded and encoded again.
 
@@ -143,7 +143,7 @@ def _check_inline(**arguments: object) -> None:
 def _open(
     src: str | os.PathLike[str], search_paths: Iterable[SearchPath] | None
 ) -> CacheFile | None:
-    """The file, or ``None`` where it is safetensors of another format."""
+    """Open the file; return ``None`` if it is safetensors of another format."""
     try:
         return open_file(src, search_paths=search_paths)
     except ContainerError as exc:
@@ -156,7 +156,7 @@ def _open(
 
 
 def _carried(head: Header, plan: Plan, source: Header) -> Header:
-    """What stays when a vkv file is encoded anew."""
+    """Return the parts of a header that stay when a vkv file is encoded again."""
     plan.ropes = list(source.ropes)
     plan.layer_ropes = source.model.ropes if source.model else tuple(map(_rope, source.layers))
     return header.replace(
@@ -188,7 +188,7 @@ def _identified(head: Header, plan: Plan, layers: int, model: Any, tokenizer: An
 
 
 def _tokens(file: CacheFile, given: Any) -> Any:
-    """The token ids of the file, or those given where it has none."""
+    """Return the token ids of the file, or those given where it has none."""
     known = file.header.tokens
     if known is None:
         return given
@@ -198,7 +198,7 @@ def _tokens(file: CacheFile, given: Any) -> Any:
 
 
 def _drain(layers: list[Snapshot]) -> Iterator[Snapshot]:
-    """Each layer in turn, its codes checked, none of them held here any longer.
+    """Yield each layer, its codes checked, and let go of it.
 
     Raises:
         CodecError: Codes that no reader takes (A3).
@@ -223,7 +223,7 @@ def _check_codes(layer: Snapshot, at: str) -> None:
 
 
 def _decoded(file: CacheFile) -> Iterator[Snapshot]:
-    """Each layer of a file, decoded when it is asked for."""
+    """Yield each layer of a file, decoded when it is asked for."""
     for i, layer in enumerate(file.header.layers):
         yield _snapshot(file, layer, f"layers[{i}]")
 

@@ -1,4 +1,4 @@
-"""``vkv.diff``: what differs between two files."""
+"""Compare two files: ``vkv.diff``."""
 
 from __future__ import annotations
 
@@ -61,13 +61,16 @@ class Diff:
 
     @property
     def differing(self) -> int:
-        """Layers that differ in anything."""
+        """Count the layers that differ in anything."""
         found = (_LAYER.fullmatch(d.at) for d in self.differences)
         return len({match[1] for match in found if match})
 
     @property
     def summary(self) -> str:
-        """``same model; the first 96 of 96 and 120 tokens are the same; 2 of 30 layers differ``."""
+        """Return one line on model, tokens and layers.
+
+        ``same model; the first 96 of 96 and 120 tokens are the same; 2 of 30 layers differ``
+        """
         model = {True: "same model", False: "other models", None: "models not recorded"}[self.model]
         if self.common is None:
             tokens = "token ids not recorded"
@@ -87,7 +90,7 @@ class Diff:
             self.differences.append(Difference(at, _text(a), _text(b)))
 
     def rows(self) -> list[Difference]:
-        """One difference for each run of layers that differ alike: ``layers[0-29].keys``.
+        """Return one difference for each run of layers that differ alike: ``layers[0-29].keys``.
 
         Digests are left out: that bytes differ is all that they tell.
         """
@@ -105,7 +108,7 @@ class Diff:
         return [_collapsed(d, first, last) for d, (first, last) in found]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "schema_version": 1,
             "a": self.a,
@@ -180,12 +183,12 @@ def _text(value: object) -> str:
 
 
 def _files(head: Header) -> str | None:
-    """The ids of other files, shortened; what is in them is compared by digest."""
+    """Return the ids of dependencies, shortened; what is in them is compared by digest."""
     return ", ".join(sorted(key.hex()[:16] for key in external_references(head))) or None
 
 
 def _identity(found: Diff, a: Document, b: Document) -> None:
-    found.add("stands on", _files(a.header), _files(b.header))
+    found.add("depends on", _files(a.header), _files(b.header))
     for name in ("version", "producer", "created"):
         found.add(name, getattr(a.header, name), getattr(b.header, name))
     for owner, fields in (

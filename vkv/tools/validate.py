@@ -1,4 +1,4 @@
-"""``vkv.validate``: every finding about a file, not only the first."""
+"""Check a file and list every finding, not only the first: ``vkv.validate``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Report:
         return all(f.severity != "error" for f in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "schema_version": 1,
             "path": self.path,
@@ -162,7 +162,7 @@ def _digest_errors(document: Document) -> Iterator[VkvError]:
 
 
 def _other_errors(document: Document, resolver: FileResolver) -> Iterator[VkvError]:
-    """What is used of each file that this one stands on is there and undamaged."""
+    """Check that what is used of each dependency is there and undamaged."""
     for key, names in external_references(document.header).items():
         try:
             with resolver.open(key) as found:
@@ -208,7 +208,8 @@ def _warnings(document: Document) -> list[Finding]:
     wanted = ("model",) if is_basis(head) else ("model", "tokenizer", "tokens")
     missing = [n for n in wanted if getattr(head, n) is None]
     found = [
-        Finding("warning", None, n, "the file does not say, so nobody can check") for n in missing
+        Finding("warning", None, n, "not recorded in the file, so it cannot be checked")
+        for n in missing
     ]
     notes = [(f"{p}.{n}", t) for p, layer in walk(head.layers) for n, t in layer.tensors.items()]
     return found + [_note(at, tensor) for at, tensor in notes if tensor.note]

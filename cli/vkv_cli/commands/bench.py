@@ -111,7 +111,7 @@ def bench(
 
 
 def _bundled() -> Path:
-    """The prose of a checkout; wheels do not carry it."""
+    """Return the text of a checkout; wheels do not carry it."""
     path = Path(vkv.__file__).parents[1] / "fixtures" / "text" / "prose.txt"
     if not path.exists():
         raise click.UsageError("no text beside the installed package: give --text.")

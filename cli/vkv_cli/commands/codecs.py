@@ -44,7 +44,7 @@ def codecs(as_json: bool) -> None:
 
 
 def _lines(option: Option) -> Iterator[str]:
-    """An option with its default, and what it does, wrapped beside it."""
+    """Return the lines of an option: name, default, and its help beside them."""
     about = option.text
     if option.type != "bool":
         about += f" {option.range[0].upper()}{option.range[1:]}."
@@ -56,12 +56,12 @@ def _lines(option: Option) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Without the marks of code."""
+    """Return ``text`` without the marks of code."""
     return re.sub('``"?|"?``', "", text)
 
 
 def _text(value: Scalar) -> str:
-    """As a codec string has it."""
+    """Return a value as a codec string writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value)

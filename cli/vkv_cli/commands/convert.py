@@ -15,12 +15,12 @@ from vkv_cli.options import (
     codec_options,
     meta_option,
     model_options,
+    prompt_options,
     search_path_option,
-    word_options,
     writable,
 )
 from vkv_cli.progress import progress
-from vkv_cli.prompt_options import Words
+from vkv_cli.prompt_options import PromptOptions
 from vkv_cli.text import json_option
 from vkv_cli.written import show_written
 
@@ -38,7 +38,7 @@ from vkv_cli.written import show_written
 @search_path_option
 @meta_option
 @model_options(note="Recorded in the file, so that loading can check it.")
-@word_options()
+@prompt_options()
 @json_option
 def convert(
     source: str,
@@ -49,7 +49,7 @@ def convert(
     search_paths: list[str] | None,
     meta: dict[str, str],
     choice: ModelChoice,
-    words: Words,
+    words: PromptOptions,
     as_json: bool,
 ) -> None:
     """Turn IN into the .vkv file OUT.

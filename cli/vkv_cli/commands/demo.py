@@ -54,7 +54,7 @@ class Attempt:
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "file": self.info and self.info.to_dict(),
             "prompt_tokens": {"reused": self.reused, "computed": self.computed},
@@ -169,7 +169,7 @@ def _in_a_new_process(info: Info, max_tokens: int) -> Attempt:
 
 
 def _checks(scratch: Attempt, resumed: list[Attempt], sound: bool) -> dict[str, bool]:
-    """What must hold, and whether it does."""
+    """Return what must hold, and if it does."""
     infos = [a.info for a in resumed if a.info is not None]
     lossless = resumed[0].tokens
     return {
@@ -183,7 +183,7 @@ def _checks(scratch: Attempt, resumed: list[Attempt], sound: bool) -> dict[str, 
 
 
 def _conclusion(scratch: Attempt, resumed: list[Attempt], checks: dict[str, bool]) -> list[str]:
-    """The attempts side by side, and the checks."""
+    """Return the lines that compare the attempts, and the checks."""
     attempts = [scratch, *resumed]
     infos = [a.info for a in attempts]
     rows = [

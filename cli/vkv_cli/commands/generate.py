@@ -132,7 +132,7 @@ def generate(
 
 
 def _read(file: str, **options: Any) -> tuple[Prompt, float]:
-    """The loaded prompt, and the seconds it took."""
+    """Load the prompt; return it and the seconds it took."""
     start = time.perf_counter()
     with progress(f"reading {file}", unit="bytes") as step:
         try:

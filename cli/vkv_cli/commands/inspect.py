@@ -43,7 +43,7 @@ def inspect(files: tuple[str, ...], quiet: bool, as_json: bool) -> int:
 
 
 def lines(info: Info) -> Iterator[str]:
-    """Everything about one file, line by line."""
+    """Return all that is known of one file, as lines."""
     yield text.printable(info.path)
     yield from text.table([("", name, value) for name, value in _identity(info)])
     yield ""
@@ -98,7 +98,7 @@ def _tokenizer(info: Info) -> str:
 
 
 def _layers(group: LayerGroup) -> Iterator[tuple[str, str]]:
-    """A run of equal layers: its caches, then a line for each of their tensors."""
+    """Return the lines of a run of equal layers: the caches, then each tensor."""
     scalars = sorted(group.scalars.items(), key=lambda item: (item[0] != "offset", item[0]))
     kind = ", ".join([group.kind, *(f"{name} {value}" for name, value in scalars)])
     yield f"layer{'s' * ('-' in group.layers)} {group.layers}", kind
@@ -110,7 +110,7 @@ def _layers(group: LayerGroup) -> Iterator[tuple[str, str]]:
 
 
 def _account(account: Accounting) -> Iterator[str]:
-    """Bytes by role, in all and by tensor; rates below."""
+    """Return the table of bytes by role, in all and for each tensor, and the rates."""
     groups = account.groups
     table = [("bytes", "all", *groups)]
     for role in ROWS:

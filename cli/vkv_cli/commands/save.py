@@ -18,17 +18,17 @@ from vkv_cli.options import (
     model_options,
     output_option,
     prefill_step_size,
-    word_options,
+    prompt_options,
 )
 from vkv_cli.progress import progress
-from vkv_cli.prompt_options import Words
+from vkv_cli.prompt_options import PromptOptions
 from vkv_cli.text import json_option
 from vkv_cli.written import show_written
 
 
 @click.command()
 @model_options(required=True)
-@word_options()
+@prompt_options()
 @output_option("-o", "--output", "--prompt-cache-file", "output")
 @codec_options()
 @basis_option()
@@ -48,7 +48,7 @@ from vkv_cli.written import show_written
 @json_option
 def save(
     choice: ModelChoice,
-    words: Words,
+    words: PromptOptions,
     output: Path,
     codecs: CodecChoice,
     basis: Path | None,

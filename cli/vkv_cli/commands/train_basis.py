@@ -84,7 +84,7 @@ def train_basis(
 
 
 def _places(ids: list[int], count: int, length: int) -> list[list[int]]:
-    """``count`` runs of ``length`` tokens, evenly spaced; fewer where they would overlap."""
+    """Return ``count`` runs of ``length`` tokens, evenly spaced; fewer where they would overlap."""
     count = min(count, max(1, len(ids) // length))
     space = (len(ids) - length) // max(1, count - 1) if count > 1 else 0
     return [ids[i * space : i * space + length] for i in range(count)]

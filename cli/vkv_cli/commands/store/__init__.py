@@ -26,7 +26,7 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, table=COMMANDS)
 def store() -> None:
-    """The prompts that are kept on this machine.
+    """Keep prompts on this machine.
 
     An entry is named by its id, or by the first four or more digits of it.
     """

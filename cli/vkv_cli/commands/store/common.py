@@ -31,7 +31,7 @@ def check_there(store: vkv.PromptStore) -> None:
 
 
 def _store(context: click.Context, _: click.Parameter, value: str | None) -> vkv.PromptStore:
-    """The store; one that was named must be there, unless the command makes it."""
+    """Open the store; one that was named must exist, unless the command creates it."""
     store = vkv.PromptStore(value)
     if store.root.exists() and not store.root.is_dir():
         raise VkvError(f"{store.root} is a file, expected a store's directory")
@@ -52,7 +52,7 @@ ids_argument = click.argument("ids", nargs=-1, required=True, metavar="ID...")
 
 
 def _in_units(parse: Callable[[str], float]) -> Callable[..., float | None]:
-    """A callback that turns ``20GB``, or ``7d``, into a number."""
+    """Return a callback that turns ``20GB``, or ``7d``, into a number."""
 
     def convert(_: click.Context, param: click.Parameter, value: str | None) -> float | None:
         try:
@@ -64,17 +64,17 @@ def _in_units(parse: Callable[[str], float]) -> Callable[..., float | None]:
 
 
 def size_option(name: str, help: str) -> Callable[..., Any]:  # noqa: A002  # as click has it
-    """An option that takes a size like ``20GB``."""
+    """Return an option that takes a size like ``20GB``."""
     return click.option(name, metavar="SIZE", callback=_in_units(size), help=help)
 
 
 def age_option(name: str, help: str) -> Callable[..., Any]:  # noqa: A002
-    """An option that takes an age like ``7d``."""
+    """Return an option that takes an age like ``7d``."""
     return click.option(name, metavar="AGE", callback=_in_units(age), help=help)
 
 
 def since(moment: float) -> str:
-    """``5 min ago``: how long ago a time of the clock was."""
+    """Return how long ago a time was, like ``5 min ago``."""
     passed = time.time() - moment
     for seconds, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if passed >= 2 * seconds:
@@ -83,7 +83,7 @@ def since(moment: float) -> str:
 
 
 def total(entries: Iterable[Entry]) -> str:
-    """``3 entries, 1.2 GB``."""
+    """Return a total like ``3 entries, 1.2 GB``."""
     sizes = [entry.size for entry in entries]
     return f"{count(len(sizes), 'entry', 'entries')}, {text.size(sum(sizes))}"
 
@@ -93,12 +93,12 @@ def count(number: int, one: str, many: str) -> str:
 
 
 def same_as(key: str, entry: Entry) -> str:
-    """Why the entry of a file has another id than the file, if it has."""
+    """Return why the entry of a file has another id than the file, if it has."""
     return "" if key == entry.id else f" (was here; of the same content as {key[:12]})"
 
 
 def show(entries: Iterable[Entry], as_json: bool) -> None:
-    """One line, or one JSON object, an entry."""
+    """Print one line, or one JSON object, for each entry."""
     if as_json:
         for entry in entries:
             text.echo_json({"schema_version": 1, **entry.to_dict()})

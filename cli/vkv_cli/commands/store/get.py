@@ -10,18 +10,22 @@ import vkv
 from vkv_cli import text
 from vkv_cli.commands.store.common import store_option
 from vkv_cli.models import ModelChoice, load_model
-from vkv_cli.options import model_options, output_option, word_options
-from vkv_cli.prompt_options import Words
+from vkv_cli.options import model_options, output_option, prompt_options
+from vkv_cli.prompt_options import PromptOptions
 
 
 @click.command(epilog="Exit status: 0 found, 1 nothing stored begins like the prompt.")
 @model_options(required=True)
-@word_options()
+@prompt_options()
 @store_option
 @output_option("-o", "--output", required=False, what="Write the entry to this file")
 @text.json_option
 def get(
-    choice: ModelChoice, words: Words, store: vkv.PromptStore, output: Path | None, as_json: bool
+    choice: ModelChoice,
+    words: PromptOptions,
+    store: vkv.PromptStore,
+    output: Path | None,
+    as_json: bool,
 ) -> int:
     """Say which entry has the longest prefix of a prompt, and how many tokens of it.
 

@@ -38,7 +38,7 @@ _FILTER = re.compile(r"\s*(\w+)\s*(>=|<=|>|<|=)\s*(.+?)\s*")
 
 
 def _parsed(text: str) -> Test:
-    """``size>1GB`` as a test of an entry.
+    """Return the test of an entry that a text like ``size>1GB`` stands for.
 
     Raises:
         VkvError: Malformed, or of an unknown field.

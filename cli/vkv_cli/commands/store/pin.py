@@ -14,7 +14,7 @@ from vkv_cli.text import json_option
 @store_option
 @json_option
 def pin(ids: tuple[str, ...], store: vkv.PromptStore, as_json: bool) -> None:
-    """Exempt entries from eviction, and so what they stand on."""
+    """Exempt entries, and what they depend on, from eviction."""
     found = store.pin(*ids)
     show(found, True) if as_json else click.echo(f"pinned {total(found)}")
 
