@@ -32,6 +32,7 @@ GOOD = ROOT / "fixtures" / "v1" / "good"
 CASES = os.environ.get("VKV_HOSTILE_CASES", "10000")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("seed", [1, 2])
 def test_twenty_thousand_damaged_and_forged_files(seed, tmp_path):
     run = subprocess.run(
@@ -348,6 +349,7 @@ def ring_of_many_segments(rows: int, count: int) -> bytes:
     return draft.build()
 
 
+@pytest.mark.slow
 def test_positions_of_a_ring_take_no_memory_for_each_row(tmp_path):
     (tmp_path / "a.vkv").write_bytes(ring_of_many_segments(400_000, 2000))
     tracemalloc.start()

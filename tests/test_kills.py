@@ -114,6 +114,7 @@ def test_full_disk_leaves_the_old_file(tmp_path, room):
     check_full(tmp_path / "a.vkv", SAVES, room)
 
 
+@pytest.mark.hostile
 def test_full_disk_under_a_save_of_live_caches(tmp_path):
     check_full(tmp_path / "a.vkv", SAVE_LIVE, 60_000)
 
@@ -145,6 +146,7 @@ def whole(path: Path) -> int:
     return byte
 
 
+@pytest.mark.hostile
 def test_a_hundred_kills_leave_an_old_or_a_new_file(tmp_path):
     path = tmp_path / "a.vkv"
     assert child(SAVES, path, 0, 1).wait() == 0
@@ -169,6 +171,7 @@ def test_a_hundred_kills_leave_an_old_or_a_new_file(tmp_path):
     assert os.listdir(tmp_path) == ["a.vkv"]
 
 
+@pytest.mark.hostile
 def test_kills_of_a_save_of_live_caches(tmp_path):
     """The same through ``vkv.save``, a few times: the process takes a second to start."""
     code = """if True:
@@ -203,6 +206,7 @@ def test_kills_of_a_save_of_live_caches(tmp_path):
     assert os.listdir(tmp_path) == ["a.vkv"]
 
 
+@pytest.mark.hostile
 def test_four_processes_save_one_path(tmp_path):
     path = tmp_path / "a.vkv"
     writers = [child(SAVES, path, i, 25) for i in range(4)]

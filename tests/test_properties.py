@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from vkv.format import container, header
 from vkv.format.container import Entry
 from vkv.format.schema import Header, Layer, Rope
 from vkv.sources.memory import BytesSource
+
+pytestmark = pytest.mark.hostile
 
 SEED = json.dumps(
     {

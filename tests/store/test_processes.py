@@ -23,6 +23,7 @@ def python(*args: object, **options):
     return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, **options)
 
 
+@pytest.mark.hostile
 def test_eight_processes_some_of_them_killed():
     done = python("-m", "tests.store.stress", 5)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -45,6 +46,7 @@ ONE_ENTRY = """if True:
 """
 
 
+@pytest.mark.hostile
 def test_eight_processes_put_the_same_into_a_new_store(store):
     done = python("-c", ONE_ENTRY, store.root)
     assert (done.returncode, done.stderr) == (0, "")
@@ -85,6 +87,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.hostile
 def test_a_kill_at_every_step(tmp_path, model):
     """What was listed before is whole; the rest is gone, or in, after one gc."""
     stores = [vkv.PromptStore(tmp_path / str(i)) for i in range(len(STEPS))]

@@ -20,6 +20,8 @@ import vkv
 from vkv.errors import CacheError, CodecError, ContainerError, VkvError
 from vkv.interop import files as mlx_lm_files
 
+pytestmark = pytest.mark.hostile
+
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "mlx_lm"
 
 
