@@ -57,13 +57,11 @@ def _packed(model: Any, name: str, short: list[Any], tokens: int) -> list[Any]:
     caches = vkv.make_prompt_cache(model, name)
     for cache, pair in zip(caches, short, strict=True):
         if name.startswith("kvquant") and cache is not caches[0]:
-            for rows, first in ((cache.rows_keys, caches[0].rows_keys),
-                                (cache.rows_values, caches[0].rows_values)):  # fmt: skip
-                rows.kept, rows.tail, rows.codec = list(first.kept), first.tail, first.codec
+            cache.rows_keys, cache.rows_values = caches[0].rows_keys, caches[0].rows_values
         else:
             keys, values = (_long(x, tokens) for x in pair)
-            cache.rows_keys.append(keys)
-            cache.rows_values.append(values)
+            cache.rows_keys = cache.rows_keys.append(keys)
+            cache.rows_values = cache.rows_values.append(values)
             mx.eval(cache.state)
     return caches
 

@@ -6,7 +6,6 @@ import copy
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import mlx.core as mx
 import pytest
@@ -15,7 +14,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 import vkv
 from fixtures.models import tiny
 from tests.helpers.hostile import opened
-from vkv.caches.loading.load import LiveForm
+from vkv.caches.packed import batch
 from vkv.caches.packed.cache import PackedKVCache
 from vkv.caches.packed.make import make_prompt_cache
 from vkv.errors import CacheError
@@ -43,16 +42,14 @@ def fed(codec: str, splits: list[int], **options) -> PackedKVCache:
         cut = slice(start, start + n)
         cache.update_and_fetch(keys[..., cut, :], values[..., cut, :])
         start += n
+    cache.settle()
     return cache
 
 
 def held(cache: PackedKVCache) -> list[mx.array]:
-    """Every array that the cache holds, in a fixed order."""
-    out = []
-    for half in (cache.rows_keys, cache.rows_values):
-        out += [k.parts[name] for k in half.kept for name in sorted(k.parts)]
-        out.append(half.tail)
-    return out
+    """Every array that the settled cache holds, in a fixed order."""
+    cache.settle()
+    return [*cache.rows_keys.arrays, *cache.rows_values.arrays]
 
 
 def same(a: list[mx.array], b: list[mx.array]) -> bool:
@@ -116,7 +113,7 @@ def test_a_refused_head_dim_is_held_raw_and_said_so():
     keys, values = rows(0, dim=80)
     fetched = cache.update_and_fetch(keys, values)
     assert same(list(fetched), [keys, values])
-    assert "head dim 80 is not a multiple of group 64" in cache.rows_keys.note
+    assert "head dim 80 is not a multiple of group 64" in cache.note
 
 
 def test_other_caches_of_a_hybrid_model_stay():
@@ -162,7 +159,7 @@ def test_the_protocol_of_mlx_lm(tmp_path):
     twin.trim(10)
     assert (cache.offset, twin.offset) == (TOKENS, TOKENS - 10)
     assert type(cache.merge([cache, twin])).__name__ == "BatchKVCache"
-    dense = cache.dense()
+    dense = batch.dense(cache)
     assert same([dense.keys, dense.values], list(cache.keys_and_values()))
 
 
@@ -175,13 +172,15 @@ def test_kvquant_freezes_its_tables_at_prefill(tmp_path):
     cache = fresh(FROZEN)
     keys, values = rows(0, 400)
     cache.update_and_fetch(keys[..., :200, :], values[..., :200, :])
-    (sink, first) = cache.rows_keys.kept
+    cache.settle()
+    (sink, first) = cache.rows_keys.runs
     assert (sink.codec.id, sink.tokens) == ("raw", 1)
     assert mx.array_equal(cache.keys_and_values()[0][..., :1, :], keys[..., :1, :])
     before = cache.keys_and_values()[0]
     for i in range(200, 400):
         cache.update_and_fetch(keys[..., i : i + 1, :], values[..., i : i + 1, :])
-    after = cache.rows_keys.kept[1]
+    cache.settle()
+    after = cache.rows_keys.runs[1]
     assert mx.array_equal(after.parts["levels"], first.parts["levels"])
     assert mx.array_equal(after.parts["bounds"], first.parts["bounds"])
     assert mx.array_equal(cache.keys_and_values()[0][..., :200, :], before)
@@ -193,7 +192,7 @@ def test_kvquant_refits_after_its_interval():
     keys, values = rows(0, 400)
     for i in range(0, 400, 50):
         cache.update_and_fetch(keys[..., i : i + 50, :], values[..., i : i + 50, :])
-    tables = [k.parts["levels"] for k in cache.rows_keys.kept if k.codec.id == "kvquant"]
+    tables = [k.parts["levels"] for k in cache.rows_keys.runs if k.codec.id == "kvquant"]
     assert len(tables) > 1
     assert not mx.array_equal(tables[0], tables[1])
 
@@ -276,7 +275,7 @@ def test_one_segment_without_tokens_covers_all_rows(tmp_path):
             del tensor["segments"][0]["tokens"]
     (tmp_path / "a.vkv").write_bytes(draft.build())
     dense, packed = (
-        vkv.load(tmp_path / "a.vkv", live=live).cache[0] for live in get_args(LiveForm)
+        vkv.load(tmp_path / "a.vkv", live=live).cache[0] for live in ("dense", "packed")
     )
     assert packed.offset == dense.offset > 0
     assert mx.array_equal(packed.keys_and_values()[0], dense.keys)

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vkv.caches.packed.cache import PackedKVCache
 from vkv.caches.prompt import Prompt, common_prefix
 from vkv.errors import CacheError, VkvError
 
 Messages = Sequence[Mapping[str, Any]]
 
-#: PromptOptions that no template changes, put where a message will be.
+#: Words that no template changes, put where a message will be.
 _QUERY, _ANSWER = "<query>", "<answer>"
 #: Where held text and new text meet, words may join into other tokens; only so
 #: many of the last ids may change, or the ids are no canonical encoding at all.
@@ -89,8 +88,6 @@ def _sequences(cache: Any) -> int:
     if hasattr(cache, "caches"):
         return max(map(_sequences, cache.caches), default=1)
     held = getattr(cache, "keys", None)
-    if isinstance(cache, PackedKVCache):
-        held = cache.rows_keys.tail
     keys = held[0] if isinstance(held, tuple | list) else held
     return 1 if keys is None else int(keys.shape[0])
 

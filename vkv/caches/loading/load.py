@@ -16,7 +16,7 @@ from vkv.caches.kinds.adapter import Loaded
 from vkv.caches.kinds.live import make
 from vkv.caches.loading import compatibility as shape
 from vkv.caches.loading.decode import decode
-from vkv.caches.packed.make import packed_layer
+from vkv.caches.packed.stored import packed_layer
 from vkv.caches.prompt import Prompt
 from vkv.caches.provenance import Origin, attach
 from vkv.caches.saving.save import Progress
