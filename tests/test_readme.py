@@ -1,4 +1,4 @@
-"""The README's Python runs, on a tiny model in place of the one it names."""
+"""The Python of README and docs runs, on a tiny model in place of the one it names."""
 
 from __future__ import annotations
 
@@ -9,24 +9,34 @@ import pytest
 
 from fixtures.models import tiny
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = ["README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
 MODEL = "mlx-community/Llama-3.2-3B-Instruct-4bit"
 
 
-def test_python_runs_in_order(tmp_path, monkeypatch):
+def blocks(page: str) -> list[str]:
+    """Return the examples of a page that are marked to run."""
+    text = (ROOT / page).read_text()
+    return re.findall(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)])
+def test_python_runs_in_order_after_that_of_the_readme(page, tmp_path, monkeypatch):
     tiny.save_dir(tiny.llama(head_dim=64), tiny.tokenizer(), tmp_path / "model")
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"<!-- run -->\n```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) >= 2
+    first = blocks("README.md")
     scope: dict[str, object] = {}
-    for block in blocks:
+    for block in [*first, *(blocks(page) if page != "README.md" else [])]:
         exec(block.replace(MODEL, str(tmp_path / "model")), scope)
     assert scope["logits"].shape[1] == len(scope["rest"]) >= 1
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(((?!http)[^)#]+)", README))))
-def test_links_exist(link):
-    assert (Path(__file__).parents[1] / link).exists()
+@pytest.mark.parametrize("page", PAGES)
+def test_links_exist(page):
+    text = (ROOT / page).read_text()
+    links = set(re.findall(r"\]\(((?!http)[^)#]+)", text))
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
 
 
 def test_every_command_is_named():
@@ -34,3 +44,8 @@ def test_every_command_is_named():
 
     for name in COMMANDS:
         assert f"`vkv {name}`" in README
+
+
+def test_every_page_is_linked_from_the_readme():
+    for page in PAGES[1:]:
+        assert f"({page})" in README
