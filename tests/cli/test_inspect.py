@@ -50,7 +50,8 @@ def check_account(text, info):
     assert [c.strip() for c in head if c] == ["bytes", "all", "keys", "values"]
     found = {row[0]: [c.strip() for c in row[1:] if c.strip()] for row in cells}
     total, groups = info.accounting, info.accounting.groups.values()
-    for role, count in total.roles.items():
+    assert found.keys().isdisjoint(role for role, count in total.roles.items() if not count)
+    for role, count in ((role, count) for role, count in total.roles.items() if count):
         own = [f"{g.roles[role]:,}" for g in groups if g.roles.get(role)]
         assert found.pop(role) == [f"{count:,}", *own]
     bits = [total.bits, *(g.bits for g in groups)]

@@ -114,6 +114,8 @@ def _account(account: Accounting) -> Iterator[str]:
     groups = account.groups
     table = [("bytes", "all", *groups)]
     for role in ROWS:
+        if not account.roles[role]:
+            continue
         own = [g.roles.get(role, 0) for g in groups.values()]
         table.append((role, f"{account.roles[role]:,}", *(f"{n:,}" if n else "" for n in own)))
     table.append(("total", f"{account.size:,}", *(f"{g.bytes:,}" for g in groups.values())))
