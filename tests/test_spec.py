@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,9 @@ import pytest
 from spec.__main__ import files
 from vkv.caches.kinds.live import ADAPTERS
 from vkv.codecs.protocol import DTYPES
-from vkv.codecs.registry import CODECS
 from vkv.format import container, header, limits
-from vkv.format.document import open_document
 from vkv.format.dtypes import ITEMSIZE
 from vkv.format.kinds import KINDS
-from vkv.format.layers import segments
 from vkv.format.schema import ROLES, Header
 
 ROOT = Path(__file__).parents[1]
@@ -96,24 +92,6 @@ def test_every_rule_has_a_bad_file():
     want = {r for r in RULES if r[0] in OF_FILES or r in ("L3", "L4", "L5", "L6")}
     assert want - have == WITHOUT_BAD_FILE.keys()
     assert have <= RULES - WITHOUT_BAD_FILE.keys()
-
-
-@pytest.mark.parametrize(("codec", "version"), sorted(CODECS))
-def test_every_codec_has_a_page_that_names_its_params_and_parts(codec, version):
-    page = (SPEC / "codecs" / f"{codec}.md").read_text()
-    assert f"version {version}" in page
-    cls = CODECS[codec, version]
-    names = {f.name for f in fields(cls)} | cls.roles.keys()  # type: ignore[arg-type]
-    assert {n for n in names if f"`{n}`" not in page} == set()
-    assert f"(codecs/{codec}.md)" in PAGE
-
-
-def test_every_codec_has_a_good_file():
-    have = set()
-    for path in (FIXTURES / "good").iterdir():
-        with open_document(path) as doc:
-            have |= {(s.codec, s.version) for _, _, _, s in segments(doc.header)}
-    assert have == CODECS.keys()
 
 
 def table(page: str, title: str) -> list[list[str]]:

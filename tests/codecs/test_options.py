@@ -6,7 +6,6 @@ from typing import ClassVar
 import pytest
 
 from vkv.codecs.options import build, check_options, option, options, parse_options
-from vkv.codecs.registry import CODECS
 from vkv.errors import CodecError
 
 
@@ -92,11 +91,3 @@ def test_params_must_be_all_there_and_no_others():
         with pytest.raises(CodecError) as caught:
             build(Toy, wrong)
         assert caught.value.rule == "K2"
-
-
-@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda c: c.id)
-def test_defaults_are_in_their_range(codec):
-    """``configure`` builds, and building checks."""
-    for tensor in ("keys", "values"):
-        made = codec.configure({}, tensor, "F16")
-        assert build(codec, asdict(made)) == made

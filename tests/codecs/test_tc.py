@@ -137,13 +137,6 @@ def test_means_beyond_f16_are_left_to_the_components():
 
 
 @pytest.mark.parametrize("axes", ["none", "head", "joint"])
-def test_encodes_the_same_bytes_again(axes):
-    codec = Tc(axes=axes)
-    first, second = codec.encode(X), codec.encode(X)
-    assert all(bool(mx.array_equal(first[n], second[n])) for n in first)
-
-
-@pytest.mark.parametrize("axes", ["none", "head", "joint"])
 def test_a_prefix_has_the_same_integers(axes):
     codec, x = Tc(axes=axes), correlated(2, 3, 200, 8)
     parts, whole = codec.encode(x), x.shape

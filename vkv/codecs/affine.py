@@ -119,9 +119,12 @@ class Affine:
     def encode(self, x: mx.array) -> Parts:
         x = x.astype(DTYPES[self.scale])  # MLX returns scales in the dtype of x
         codes, scales, biases = mx.quantize(x, group_size=self.group, bits=self.bits)
-        if not mx.isfinite(scales).all() or not mx.isfinite(biases).all():
+        # A NaN leaves no trace in the scale of its group.
+        if not (mx.isfinite(x).all() & mx.isfinite(scales).all() & mx.isfinite(biases).all()):
             raise CodecError(
-                f"values do not fit {self.scale}, expected finite ones", rule="A3", at="affine"
+                f"found values that are not finite in {self.scale}, expected finite ones",
+                rule="A3",
+                at="affine",
             )
         return {"codes": codes, "scales": scales, "biases": biases}
 

@@ -184,7 +184,8 @@ class TensorDraft:
         self.segments.append(structs.replace(held.segment, parts=parts, rope=rope, tokens=tokens))
 
     def _keep(self, kept: Kept) -> None:
-        names = {p: self._store(p, kept.roles[p], x) for p, x in kept.parts.items()}
+        order = [part for part in kept.codec.roles if part in kept.parts]  # as when it was encoded
+        names = {p: self._store(p, kept.roles[p], kept.parts[p]) for p in order}
         rope = None if kept.rope is None else self.plan.rope(kept.rope)
         self._append(kept.codec, kept.tokens, names, rope)
 
