@@ -88,11 +88,11 @@ def _hand_on(old: os.stat_result, fd: int) -> None:
 
 def temporary_name(name: str) -> str:
     """Return a name for a temporary file beside ``name``, not longer than 255 bytes."""
-    return f".{_repeated(name)}.{os.getpid()}-{secrets.token_hex(4)}.vkv-tmp"
+    return f".{repeated(name)}.{os.getpid()}-{secrets.token_hex(4)}.vkv-tmp"
 
 
-def _repeated(name: str) -> str:
-    """Return ``name``, or a digest of it if it is too long to be a part of another."""
+def repeated(name: str) -> str:
+    """Return ``name``, or a digest of it if it is too long to be a part of another name."""
     raw = os.fsencode(name)
     return name if len(raw) <= MAX_REPEATED else hashlib.sha256(raw).hexdigest()
 
@@ -138,9 +138,9 @@ def sync_directory(path: Path) -> None:
 
 def _sweep(target: Path) -> None:
     """Remove what killed writers of ``target`` left; a living writer's file stays."""
-    for entry in target.parent.glob(f".{_escape(_repeated(target.name))}.*.vkv-tmp"):
+    for entry in target.parent.glob(f".{_escape(repeated(target.name))}.*.vkv-tmp"):
         found = _TEMP.match(entry.name)
-        if found and found["name"] == _repeated(target.name):
+        if found and found["name"] == repeated(target.name):
             with contextlib.suppress(OSError):
                 _remove_if_dead(entry)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vkv._atomic import repeated
 from vkv.errors import CacheError, VkvError
 from vkv.format.dependencies import SearchPath, resolver_for
 from vkv.format.document import Document, open_document
@@ -290,7 +291,7 @@ def _checked(document: Document, path: str) -> _File:
 
 
 def _download(document: Document, key: str, path: Path, progress: Progress | None) -> None:
-    part = path.with_name(f".{key[:16]}.vkv-part")
+    part = path.with_name(f".{repeated(path.name)}.{key[:16]}.vkv-part")
     transfer.download(document, key, path, part, progress)
 
 
