@@ -31,8 +31,8 @@ from vkv.codecs.protocol import ALONE, DTYPES, Codec, Parts, Piece, check_forms
 from vkv.codecs.registry import CODECS, parse, resolve
 from vkv.errors import CodecError, VkvError
 from vkv.format.document import open_document
+from vkv.format.dtypes import FLOATS
 from vkv.format.layers import segments
-from vkv.format.limits import FLOATS
 from vkv.format.schema import ROLES
 
 ROOT = Path(__file__).parents[2]
