@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from vkv.caches.loading.load import load
     from vkv.caches.packed.make import make_prompt_cache
     from vkv.caches.prompt import Prompt
-    from vkv.caches.saving.save import CodecSpec, save
+    from vkv.caches.saving.request import CodecSpec
+    from vkv.caches.saving.save import save
     from vkv.errors import (
         CacheError,
         CodecError,
@@ -51,7 +52,7 @@ _HOME = {
     "Accounting": "vkv.format.account",
     "CacheError": "vkv.errors",
     "CodecError": "vkv.errors",
-    "CodecSpec": "vkv.caches.saving.save",
+    "CodecSpec": "vkv.caches.saving.request",
     "Collected": "vkv.store.results",
     "ContainerError": "vkv.errors",
     "Diff": "vkv.tools.diff",

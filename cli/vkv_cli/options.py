@@ -76,9 +76,9 @@ class CodecChoice:
         base = {"keys": default, "values": default} if isinstance(default, str) else default
         own = {"keys": self.keys or self.codec, "values": self.values or self.codec}
         spec = {name: text or base[name] for name, text in own.items()}
-        from vkv.caches.saving.save import wish  # brings MLX
+        from vkv.caches.saving.request import codec_pair  # brings MLX
 
-        wish(spec)
+        codec_pair(spec)
         return spec["keys"] if spec["keys"] == spec["values"] else spec
 
 

@@ -16,9 +16,8 @@ from fixtures.models import tiny
 from vkv.caches.basis.training import _between, _pulled
 from vkv.caches.kinds.adapter import Value
 from vkv.caches.rope import rotate
-from vkv.caches.saving.save import wish
-from vkv.caches.saving.tensor_plan import TensorDraft
-from vkv.caches.saving.write_plan import Plan
+from vkv.caches.saving.request import codec_pair
+from vkv.caches.saving.tensor_plan import TensorPlan
 from vkv.errors import CacheError, MismatchError, MissingFileError, VkvError
 from vkv.format.schema import Layer, Rope
 
@@ -155,18 +154,23 @@ def test_layers_of_every_kind_have_tables(tmp_path):
     assert len(info.header.tables) == 6  # rotating caches too
 
 
+def tensor_plan(keys: mx.array, layer: Layer, rope: Rope | None) -> TensorPlan:
+    value, asked = Value(keys.shape, keys.dtype, keys), codec_pair("tc").keys
+    codec = asked.configure("keys", "F32")
+    return TensorPlan(
+        path="layers.0.keys", name="keys", layer=layer, value=value, asked=asked, codec=codec,
+        rope=rope,
+    )  # fmt: skip
+
+
 def test_gradients_by_keys_before_their_rope():
     """As MLX itself differentiates the rotation, YaRN's factor included."""
     rope = Rope(dims=16, base=100.0, mscale=0.7)
     keys = mx.random.normal((1, 2, 20, 32), key=mx.random.key(0))
     after = mx.random.normal(keys.shape, key=mx.random.key(1))
-    layer = Layer(kind="kv", scalars={"offset": 20})
-    value = Value(keys.shape, keys.dtype, keys)
-    tensor = TensorDraft(
-        Plan(wish("tc"), [rope], (0,)), layer, "keys", value, "layers.0.keys", 0, False, None
-    )
+    plan = tensor_plan(keys, Layer(kind="kv", scalars={"offset": 20}), rope)
     want = mx.grad(lambda k: (after * rotate(k, rope, range(20))).sum())(keys)
-    assert mx.allclose(_pulled(tensor, after), want, 1e-4, 1e-5)
+    assert mx.allclose(_pulled(plan, after), want, 1e-4, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -180,10 +184,8 @@ def test_gradients_by_keys_before_their_rope():
 )
 def test_what_follows_the_context_is_left_out(kind, scalars, rows, want):
     keys = mx.zeros((1, 1, rows, 4))
-    value = Value(keys.shape, keys.dtype, keys)
-    plan, layer = Plan(wish("tc")), Layer(kind=kind, scalars=scalars)
-    tensor = TensorDraft(plan, layer, "keys", value, "layers.0.keys", None, False, None)
-    assert _between(tensor, 4, 15) == want
+    plan = tensor_plan(keys, Layer(kind=kind, scalars=scalars), None)
+    assert _between(plan, 4, 15) == want
 
 
 # --- files that stand on it ---

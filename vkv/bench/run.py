@@ -6,7 +6,7 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,15 @@ from vkv.caches.kinds.live import snapshot
 from vkv.caches.loading.decode import decode
 from vkv.caches.loading.load import load
 from vkv.caches.prompt import Prompt
-from vkv.caches.saving.basis_file import lent
-from vkv.caches.saving.rate_plan import add_layers
-from vkv.caches.saving.save import save, wish
-from vkv.caches.saving.write_plan import Plan
+from vkv.caches.saving.basis_file import attached
+from vkv.caches.saving.request import SaveRequest, codec_pair
+from vkv.caches.saving.save import save
+from vkv.caches.saving.write import encoded_contents
 from vkv.codecs import registry
 from vkv.errors import VkvError
 from vkv.format.dependencies import FileResolver
 from vkv.format.document import open_document
-from vkv.format.header import VERSION
 from vkv.format.info import Info
-from vkv.format.schema import Header
 
 #: Tokens per forward pass of the prefill.
 STEP = 512
@@ -180,12 +178,13 @@ class Bench:
 
     def _encode(self, case: _Case) -> None:
         """Do all that a save does but hashing and writing."""
-        found, ropes = identity.of_model(self.model)
-        plan = Plan(wish(case.codec), list(ropes), found.ropes)
-        head = Header(version=VERSION, producer="", model=found, layers=(), tensors={})
-        with lent(plan, head, case.basis):
-            add_layers(plan, map(snapshot, self.raw))
-            for pending in plan.tensors.values():
+        owner, ropes = identity.of_model(self.model)
+        request = SaveRequest(
+            codecs=codec_pair(case.codec), ropes=tuple(ropes), layer_ropes=owner.ropes
+        )
+        with attached(case.basis, request.codecs.both(), owner, ropes) as basis:
+            contents = encoded_contents(replace(request, basis=basis), map(snapshot, self.raw))
+            for pending in contents.tensors.values():
                 pending.load()
 
     def _error(self, cache: list[Any], name: str) -> float | None:

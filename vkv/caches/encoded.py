@@ -1,4 +1,4 @@
-"""A run of tokens in encoded form: carried over from a file, or held by a live cache."""
+"""Hold a run of tokens in encoded form: carried over from a file, or held by a live cache."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vkv.format.schema import Rope
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Codes that are stored as they are.
+class EncodedRun:
+    """Consecutive tokens of one tensor, encoded by one codec.
 
     Attributes:
-        codec: What decodes ``parts``.
-        parts: By name.
-        tokens: Covered.
+        codec: Decodes ``parts``.
+        parts: Arrays by name.
+        tokens: How many it covers.
         roles: Role of each part in the byte account.
-        rope: What the keys were rotated back by before they were encoded.
+        rope: Undone on the keys before they were encoded.
     """
 
     codec: Codec
@@ -36,20 +36,27 @@ class Kept:
         return sum(x.nbytes for x in self.parts.values())
 
     def decode(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """``(B, H, tokens, D)``, keys as they were encoded; ``shape`` gives all but ``tokens``."""
+        """Return ``(B, H, tokens, D)``, keys as encoded; ``shape`` gives all but the tokens."""
         return self.codec.decode(self.parts, (*shape[:-2], self.tokens, shape[-1]), dtype)
 
-    def prefix(self, shape: tuple[int, ...], tokens: int) -> Kept | None:
-        """The first ``tokens`` tokens, if the codec can cut there."""
-        if tokens == self.tokens:
+    def prefix(self, shape: tuple[int, ...], tokens: int) -> EncodedRun | None:
+        """Return the first ``tokens`` tokens or fewer, as many as the codec can cut off.
+
+        A codec with windows cuts between two of them. No error is added.
+
+        Returns:
+            ``None`` where the codec can cut off none.
+        """
+        if tokens >= self.tokens:
             return self
+        tokens -= tokens % self.codec.window
         whole = (*shape[:-2], self.tokens, shape[-1])
         parts = self.codec.prefix(self.parts, whole, tokens) if tokens else None
         return None if parts is None else dataclasses.replace(self, parts=parts, tokens=tokens)
 
 
-def follows(codec: Codec, before: Kept | None) -> bool:
-    """Return whether ``codec`` goes on with the tables of the segment before.
+def follows(codec: Codec, before: EncodedRun | None) -> bool:
+    """Return whether ``codec`` goes on with the tables of the run before.
 
     Any number of tokens can follow then. A codec with a ``refit_interval`` fits new
     tables, to the newest tokens alone, after so many.
@@ -59,8 +66,8 @@ def follows(codec: Codec, before: Kept | None) -> bool:
     return codec.refit_interval == 0 or before.tokens < codec.refit_interval
 
 
-def encode(codec: Codec, x: mx.array, before: Kept | None) -> Parts:
-    """Encode ``x``, with the tables of the codes before it where the codec freezes them.
+def encode(codec: Codec, x: mx.array, before: EncodedRun | None) -> Parts:
+    """Encode ``x``, with the tables of the run before it where the codec freezes them.
 
     Raises:
         VkvError: The codec refuses ``x``.
@@ -70,19 +77,19 @@ def encode(codec: Codec, x: mx.array, before: Kept | None) -> Parts:
     return codec.encode(x)
 
 
-def joined(run: Sequence[Kept]) -> list[Kept]:
-    """Neighbours of one codec as one, where the codec can join them."""
-    out: list[Kept] = []
-    for _, group in groupby(run, key=_key):
+def joined(runs: Sequence[EncodedRun]) -> list[EncodedRun]:
+    """Join neighbours of one codec, where the codec can join them."""
+    out: list[EncodedRun] = []
+    for _, group in groupby(runs, key=_key):
         same = list(group)
-        parts = same[0].codec.join([k.parts for k in same]) if len(same) > 1 else None
+        parts = same[0].codec.join([run.parts for run in same]) if len(same) > 1 else None
         if parts is None:
             out += same
         else:
-            tokens = sum(k.tokens for k in same)
+            tokens = sum(run.tokens for run in same)
             out.append(dataclasses.replace(same[0], parts=parts, tokens=tokens))
     return out
 
 
-def _key(kept: Kept) -> tuple[object, ...]:
-    return kept.codec, kept.rope, tuple(sorted(kept.roles.items()))
+def _key(run: EncodedRun) -> tuple[object, ...]:
+    return run.codec, run.rope, tuple(sorted(run.roles.items()))

@@ -1,9 +1,10 @@
-"""Where a loaded cache came from, so that saving it again loses nothing.
+"""Remember which stored layer a cache was loaded from, so that saving it again loses nothing.
 
-A cache decoded from lossy codes and then saved would be quantized twice. A
-loaded cache therefore carries an ``Origin``: when it is saved, each leading
-segment whose decoded values still stand in the cache, bit for bit, is copied
-as it is, and only what follows is encoded.
+A cache decoded from lossy codes and then saved would be quantized twice. A loaded
+cache therefore carries a ``Provenance``: when it is saved, each leading segment whose
+decoded values are still in the cache, bit for bit, is copied as it is, and only what
+follows is encoded. Where a cache was cut inside a segment, the codes in front of the
+cut are kept as far as the codec can cut: at a window, for a codec that has windows.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from typing import Any, Self
 import mlx.core as mx
 
 from vkv.arrays.cache_file import CacheFile
-from vkv.caches.encoded import Kept
+from vkv.caches.encoded import EncodedRun
 from vkv.caches.loading.decode import decode_segment
 from vkv.codecs import registry
 from vkv.codecs.protocol import NAMES
 from vkv.format.layers import segment_shape
 from vkv.format.schema import Layer, Segment, Tensor
 
-_ATTRIBUTE = "vkv_origin"
+_ATTRIBUTE = "vkv_provenance"
 
 
-class Origin:
+class Provenance:
     """One layer of an open file. Copies of a cache share it."""
 
     def __init__(self, file: CacheFile, layer: Layer, at: str):
@@ -32,35 +33,44 @@ class Origin:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def kept(self, name: str, x: mx.array) -> list[Kept]:
-        """Leading segments of tensor ``name`` whose values still stand in ``x``.
+    def runs(self, name: str, x: mx.array, first: int = 0) -> list[EncodedRun]:
+        """Return the segments of a tensor, from row ``first`` on, that still decode to ``x``.
 
-        Raw segments but sinks are left out: nothing is lost by encoding them anew.
+        Lossless segments but sinks before codes are left out: nothing is lost by encoding
+        them anew.
 
         Args:
             name: ``"keys"`` or ``"values"``.
             x: The live tensor, ``(B, H, T, D)``.
+            first: Row at which a segment must start; rows before it are stored otherwise.
         """
         tensor = self.layer.tensors.get(name)
         if tensor is None or not _same_form(tensor, x):
             return []
-        kept: list[Kept] = []
+        runs: list[EncodedRun] = []
         start = 0
         for i, segment in enumerate(tensor.segments):
-            if registry.is_lossless(segment) and "sink" not in self.roles(segment).values():
-                break
-            found = self._match(name, tensor, i, x, start)
-            if found is None:
-                break
-            kept.append(found)
-            start += found.tokens
-            if found.tokens < (segment.tokens or 0) or start == x.shape[-2]:
-                break
-        return kept
+            tokens = segment.tokens or tensor.shape[-2]
+            if start >= first:
+                run = self._matching(name, tensor, i, x, start)
+                runs += [] if run is None else [run]
+                if run is None or run.tokens < tokens or start + tokens == x.shape[-2]:
+                    break
+            start += tokens
+            if start > first and not runs:
+                break  # no segment starts at ``first``
+        while runs and runs[-1].codec.traits.lossless:
+            runs.pop()
+        return runs
 
-    def _match(self, name: str, tensor: Tensor, index: int, x: mx.array, start: int) -> Kept | None:
-        """Segment ``index``, or its longest prefix that stands in ``x`` from ``start`` on."""
+    def _matching(
+        self, name: str, tensor: Tensor, index: int, x: mx.array, start: int
+    ) -> EncodedRun | None:
+        """Return segment ``index``, or as much of its front as is in ``x`` from ``start`` on."""
         segment = tensor.segments[index]
+        roles = self._roles(segment)
+        if registry.is_lossless(segment) and "sink" not in roles.values():
+            return None
         if segment.tokens is None:
             return None
         decoded = decode_segment(self.file, self.layer, name, index, start, self.at)
@@ -68,24 +78,24 @@ class Origin:
         tokens = _equal_tokens(decoded[..., :tokens, :], x[..., start : start + tokens, :])
         codec, parts = self.file.parts(segment, segment_shape(tensor, segment))
         rope = None if segment.rope is None else self.file.header.ropes[segment.rope]
-        whole = Kept(codec, parts, segment.tokens, self.roles(segment), rope)
+        whole = EncodedRun(codec, parts, segment.tokens, roles, rope)
         return whole.prefix(tensor.shape, tokens)
 
-    def roles(self, segment: Segment) -> dict[str, str]:
-        """Role of each part, as the file has it."""
+    def _roles(self, segment: Segment) -> dict[str, str]:
+        """Return the role of each part, as the file has it."""
         stored = self.file.header.tensors
         return {part: stored[name].role for part, name in segment.parts.items()}
 
 
-def attach(cache: Any, origin: Origin) -> None:
+def attach(cache: Any, provenance: Provenance) -> None:
     """Remember where ``cache`` came from."""
-    setattr(cache, _ATTRIBUTE, origin)
+    setattr(cache, _ATTRIBUTE, provenance)
 
 
-def of(cache: Any) -> Origin | None:
-    """Where ``cache`` came from, if it was loaded."""
-    found = getattr(cache, _ATTRIBUTE, None)
-    return found if isinstance(found, Origin) else None
+def of(cache: Any) -> Provenance | None:
+    """Return where ``cache`` came from, if it was loaded."""
+    known = getattr(cache, _ATTRIBUTE, None)
+    return known if isinstance(known, Provenance) else None
 
 
 def _same_form(tensor: Tensor, x: mx.array) -> bool:
@@ -97,7 +107,7 @@ def _same_form(tensor: Tensor, x: mx.array) -> bool:
 
 
 def _equal_tokens(a: mx.array, b: mx.array) -> int:
-    """How many leading tokens of ``a`` and ``b`` are equal in every head and channel."""
+    """Count the leading tokens of ``a`` and ``b`` that are equal in every head and channel."""
     if a.shape[-2] == 0:
         return 0
     same = (a == b) | ((a != a) & (b != b))

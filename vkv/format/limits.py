@@ -13,10 +13,10 @@ MAX_SIZE = (1 << 48) - 1
 #: have any number (frequencies) take 49 times their bytes when decoded.
 MAX_HEADER = 1 << 20
 #: Maps and lists inside one another in the header. Layers in ``MAX_DEPTH`` lists, their tensors,
-#: Slots of a recurrent cache; models use a handful.
-MAX_SLOTS = 64
 #: segments and params take 20.
 MAX_NESTED = 64
+#: Slots of a recurrent cache; models use a handful.
+MAX_SLOTS = 64
 #: The data, and the first tensor after the header, start at multiples of this many bytes.
 ALIGN = 64
 #: Bytes of key ``pad`` and of the head of its value.

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from vkv.caches.encoded import Kept
+from vkv.caches.encoded import EncodedRun
 from vkv.caches.kinds.adapter import Snapshot, Value
 from vkv.codecs.affine import Affine
 from vkv.codecs.protocol import NAMES, check_forms
@@ -66,7 +66,7 @@ def snapshot(saved: Saved, at: str) -> Snapshot:
 
 def _form(value: Value) -> Tensor:
     """Describe ``value`` as the layer of a file that would hold it as it is."""
-    codec = value.kept[0].codec if value.kept else Raw(dtype=NAMES[value.dtype])
+    codec = value.encoded[0].codec if value.encoded else Raw(dtype=NAMES[value.dtype])
     segment = Segment(codec=codec.id, version=codec.version, params=asdict(codec), parts={})  # type: ignore[call-overload]
     return Tensor(dtype=NAMES[value.dtype], shape=value.shape, segments=(segment,))
 
@@ -159,7 +159,7 @@ def _codes(node: Tree, scalars: dict[str, int], at: str) -> Value:
     except VkvError as exc:
         raise exc.within(at) from None
     held = {name: part.x for name, part in parts.items() if part.x is not None}
-    return Value(shape, scales.dtype, kept=(Kept(codec, held, shape[-2], codec.roles),))
+    return Value(shape, scales.dtype, encoded=(EncodedRun(codec, held, shape[-2], codec.roles),))
 
 
 def _padding(values: dict[str, Value], start: int, rows: int, at: str) -> int:
@@ -185,5 +185,5 @@ def _padding(values: dict[str, Value], start: int, rows: int, at: str) -> int:
 
 def _cut(value: Value, rows: int) -> Value:
     x = None if value.x is None else value.x[..., :rows, :]
-    kept = tuple(k for piece in value.kept if (k := piece.prefix(value.shape, rows)))
-    return replace(value, shape=(*value.shape[:-2], rows, value.shape[-1]), x=x, kept=kept)
+    runs = tuple(r for run in value.encoded if (r := run.prefix(value.shape, rows)))
+    return replace(value, shape=(*value.shape[:-2], rows, value.shape[-1]), x=x, encoded=runs)

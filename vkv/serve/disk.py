@@ -17,7 +17,7 @@ from vkv.store import Hit, PromptStore
 from vkv.store.local.prefix_tree import WIDTH
 
 if TYPE_CHECKING:
-    from vkv.caches.saving.save import CodecSpec, Progress
+    from vkv.caches.saving.request import CodecSpec, Progress
 
 #: Least tokens that loading or storing a prompt must save: fewer are as fast to compute again.
 MIN_TOKENS = 128

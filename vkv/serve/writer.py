@@ -14,7 +14,7 @@ import mlx.core as mx
 from vkv.store.local.prefix_tree import WIDTH, common_bytes
 
 if TYPE_CHECKING:
-    from vkv.caches.saving.save import Progress
+    from vkv.caches.saving.request import Progress
 
 #: Prompts that may wait. Each keeps its cache in memory, also after the in-memory prompt
 #: cache has evicted it.

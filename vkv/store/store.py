@@ -20,7 +20,7 @@ from vkv.store.results import Collected, Entry, Found, Hit, Stats
 
 if TYPE_CHECKING:
     from vkv.caches.loading.load import LiveForm
-    from vkv.caches.saving.save import CodecSpec, Progress
+    from vkv.caches.saving.request import CodecSpec, Progress
     from vkv.tools.validate import Report
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,13 @@ import numpy as np
 import vkv._version
 from vkv import identity
 from vkv.arrays.cache_file import CacheFile, open_file
-from vkv.caches.encoded import Kept
+from vkv.caches.encoded import EncodedRun
 from vkv.caches.kinds.adapter import Snapshot, Value
 from vkv.caches.loading.decode import decode
 from vkv.caches.loading.load import check_owner
-from vkv.caches.saving.basis_file import lent
-from vkv.caches.saving.save import CodecSpec, Progress, check_target, wish, write
-from vkv.caches.saving.write_plan import Plan
+from vkv.caches.saving.basis_file import attached
+from vkv.caches.saving.request import CodecSpec, Progress, SaveRequest, codec_pair
+from vkv.caches.saving.write import check_target, write
 from vkv.codecs.protocol import DTYPES
 from vkv.errors import ContainerError, MismatchError, VkvError
 from vkv.format import header
@@ -94,7 +96,7 @@ def convert(
             return inlined(
                 source, dst, resolver, metadata=metadata, created=created, durable=durable
             )
-    plan = Plan(wish("raw" if codec is None else codec))
+    request = SaveRequest(codecs=codec_pair("raw" if codec is None else codec))
     head = Header(
         version=header.VERSION,
         producer=f"vkv {vkv._version.__version__}",
@@ -107,11 +109,13 @@ def convert(
     if file is None:
         layers, text = mlx_lm_files.read(src)
         head = header.replace(head, metadata=text | head.metadata)
-        head = _identified(head, plan, len(layers), model, tokenizer)
+        head, request = _identified(head, request, len(layers), model, tokenizer)
         snapshots = _drain(layers)
         try:
-            with lent(plan, head, basis):
-                return write(dst, head, plan, snapshots, tokens, durable=durable, progress=progress)
+            with _with_basis(request, head, basis) as asked:
+                return write(
+                    dst, head, asked, snapshots, tokens, durable=durable, progress=progress
+                )
         except RuntimeError as exc:  # MLX's, of an array that is no longer in the file
             raise ContainerError(f"cannot be read: {exc}", rule="C1", at=os.fspath(src)) from None
     with file:
@@ -119,11 +123,20 @@ def convert(
         check_cache(file.header)
         check_layers(file.header)
         check_owner(file.header, model, tokenizer)
-        head = _carried(head, plan, file.header)
-        head = _identified(head, plan, len(file.header.layers), model, tokenizer)
-        ids = _tokens(file, tokens)
-        with lent(plan, head, basis):
-            return write(dst, head, plan, _decoded(file), ids, durable=durable, progress=progress)
+        head, request = _carried(head, request, file.header)
+        head, request = _identified(head, request, len(file.header.layers), model, tokenizer)
+        ids, snapshots = _tokens(file, tokens), _decoded(file)
+        with _with_basis(request, head, basis) as asked:
+            return write(dst, head, asked, snapshots, ids, durable=durable, progress=progress)
+
+
+@contextmanager
+def _with_basis(
+    request: SaveRequest, head: Header, basis: SearchPath | None
+) -> Iterator[SaveRequest]:
+    """Give the request the tables of a basis file until the block exits."""
+    with attached(basis, request.codecs.both(), head.model, request.ropes) as attachment:
+        yield replace(request, basis=attachment)
 
 
 def _check_inline(**arguments: object) -> None:
@@ -155,17 +168,17 @@ def _open(
         return None
 
 
-def _carried(head: Header, plan: Plan, source: Header) -> Header:
-    """Return the parts of a header that stay when a vkv file is encoded again."""
-    plan.ropes = list(source.ropes)
-    plan.layer_ropes = source.model.ropes if source.model else tuple(map(_rope, source.layers))
-    return header.replace(
+def _carried(head: Header, request: SaveRequest, source: Header) -> tuple[Header, SaveRequest]:
+    """Return what stays of a header when a vkv file is encoded again."""
+    layer_ropes = source.model.ropes if source.model else tuple(map(_rope, source.layers))
+    head = header.replace(
         head,
         created=source.created if head.created is None else head.created,
         model=source.model,
         tokenizer=source.tokenizer,
         metadata=source.metadata | head.metadata,
     )
+    return head, replace(request, ropes=source.ropes, layer_ropes=layer_ropes)
 
 
 def _rope(layer: Layer) -> int | None:
@@ -173,18 +186,20 @@ def _rope(layer: Layer) -> int | None:
     return next((rope for rope in found if rope is not None), None)
 
 
-def _identified(head: Header, plan: Plan, layers: int, model: Any, tokenizer: Any) -> Header:
+def _identified(
+    head: Header, request: SaveRequest, layers: int, model: Any, tokenizer: Any
+) -> tuple[Header, SaveRequest]:
     """Add who made the cache, where ``head`` does not say."""
     if model is not None and head.model is None:
         found, ropes = identity.of_model(model)
         if layers != len(found.ropes):
             text = f"{layers} layers in the file, {len(found.ropes)} in the model's cache"
             raise MismatchError([text])
-        plan.ropes, plan.layer_ropes = list(ropes), found.ropes
+        request = replace(request, ropes=tuple(ropes), layer_ropes=found.ropes)
         head = header.replace(head, model=found)
     if tokenizer is not None and head.tokenizer is None:
         head = header.replace(head, tokenizer=identity.of_tokenizer(tokenizer))
-    return head
+    return head, request
 
 
 def _tokens(file: CacheFile, given: Any) -> Any:
@@ -213,9 +228,9 @@ def _drain(layers: list[Snapshot]) -> Iterator[Snapshot]:
 
 def _check_codes(layer: Snapshot, at: str) -> None:
     for name, value in layer.values.items():
-        for kept in value.kept:
+        for run in value.encoded:
             try:
-                kept.codec.validate(kept.parts, (*value.shape[:-2], kept.tokens, value.shape[-1]))
+                run.codec.validate(run.parts, (*value.shape[:-2], run.tokens, value.shape[-1]))
             except VkvError as exc:
                 raise exc.within(f"{at}.{name}") from None
     for i, child in enumerate(layer.children):
@@ -250,5 +265,5 @@ def _codes(file: CacheFile, layer: Layer, name: str, at: str) -> Value:
         codec, parts = file.parts(tensor.segments[0], tensor.shape)
     except VkvError as exc:
         raise exc.within(f"{at}.{name}") from None
-    held = Kept(codec, parts, tensor.shape[-2], codec.roles)
-    return Value(tensor.shape, DTYPES[tensor.dtype], kept=(held,))
+    run = EncodedRun(codec, parts, tensor.shape[-2], codec.roles)
+    return Value(tensor.shape, DTYPES[tensor.dtype], encoded=(run,))

@@ -14,9 +14,9 @@ from vkv import identity
 from vkv.caches.basis.fisher import gradients
 from vkv.caches.kinds.adapter import Snapshot
 from vkv.caches.kinds.live import snapshot
-from vkv.caches.saving.save import Progress, wish, write
-from vkv.caches.saving.tensor_plan import TensorDraft, draft
-from vkv.caches.saving.write_plan import Plan
+from vkv.caches.saving.request import Progress, SaveRequest, codec_pair
+from vkv.caches.saving.tensor_plan import TensorPlan, plan_layer
+from vkv.caches.saving.write import write
 from vkv.codecs.protocol import Piece
 from vkv.codecs.tc import basis as tc_basis
 from vkv.codecs.tc import blocks as tc_blocks
@@ -76,9 +76,9 @@ def train_basis(
     texts = [_ids(text, context, probe) for text in texts]
     if not texts:
         raise VkvError("no text, expected one or more", at="texts")
-    found, ropes = identity.of_model(model)
-    plan = Plan(wish(CODEC), list(ropes), found.ropes)
-    training = Training(plan, probe)
+    owner, ropes = identity.of_model(model)
+    request = SaveRequest(codecs=codec_pair(CODEC), ropes=tuple(ropes), layer_ropes=owner.ropes)
+    training = Training(request, probe)
     total, done = len(texts) * (context + probe), 0
     for seed, text in enumerate(texts):
         for count in training.read(model, text, seed):
@@ -89,14 +89,13 @@ def train_basis(
     head = Header(
         version=header.VERSION,
         producer=f"vkv {vkv._version.__version__}",
-        model=found,
+        model=owner,
         tokenizer=identity.of_tokenizer(tokenizer) if tokenizer is not None else None,
-        tables={name: plan.add(name, "table", x) for name, x in tables.items()},
         layers=(),
         tensors={},
         metadata=header.metadata(training.metadata(len(texts), context) | dict(metadata or {})),
     )
-    return write(path, head, plan, (), None, durable=durable)
+    return write(path, head, request, (), tables=tables, durable=durable)
 
 
 def _ids(text: Any, context: int, probe: int) -> list[int]:
@@ -113,8 +112,8 @@ def _ids(text: Any, context: int, probe: int) -> list[int]:
 class Training:
     """Sums over texts: second moments of each tensor's tokens, and what their errors cost."""
 
-    def __init__(self, plan: Plan, probe: int):
-        self._plan, self._probe = plan, probe
+    def __init__(self, request: SaveRequest, probe: int):
+        self._request, self._probe = request, probe
         self._moments: dict[str, F64] = {}
         self._fisher: dict[str, F64] = {}
         self._weights: dict[str, list[float]] = {}
@@ -132,7 +131,7 @@ class Training:
             mx.eval(model(mx.array([step]), cache=cache))
             yield len(step)
         self._texts += 1
-        self._learn(_drafts(self._plan, [snapshot(c) for c in cache]))
+        self._learn(_pieces(self._request, [snapshot(c) for c in cache]))
         for at in range(0, self._probe, BACKWARD):
             step = probes[at : at + BACKWARD]
             if not self._reason:
@@ -141,10 +140,10 @@ class Training:
                 mx.eval(model(mx.array([step]), cache=cache))
             yield len(step)
 
-    def _learn(self, drafts: dict[str, tuple[Piece, TensorDraft]]) -> None:
+    def _learn(self, pieces: dict[str, tuple[Piece, TensorPlan]]) -> None:
         """Moments, and weights in case that there are no gradients."""
-        weights = tc_rate.weights([piece for piece, _ in drafts.values()])
-        for (path, (piece, _)), weight in zip(drafts.items(), weights, strict=True):
+        weights = tc_rate.weights([piece for piece, _ in pieces.values()])
+        for (path, (piece, _)), weight in zip(pieces.items(), weights, strict=True):
             z, _ = tc_blocks.centred(piece.x)
             self._moments[path] = self._moments.get(path, 0.0) + tc_basis.covariance(z)
             self._weights.setdefault(path, []).append(weight)
@@ -157,13 +156,13 @@ class Training:
         By tokens of the context alone: the probe's own are near to those that follow, and
         would weigh as if all that is read of a cache were its end.
         """
-        drafts = _drafts(self._plan, snapshots)
+        pieces = _pieces(self._request, snapshots)
         try:
-            found = gradients(model, snapshots, list(drafts), step, seed)
+            found = gradients(model, snapshots, list(pieces), step, seed)
         except (ValueError, RuntimeError, NotImplementedError) as exc:
             self._reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             return
-        for path, (piece, tensor) in drafts.items():
+        for path, (piece, tensor) in pieces.items():
             g = tc_blocks.flat(_pulled(tensor, found[path]))
             g = g[_between(tensor, piece.start, context)]
             self._fisher[path] = self._fisher.get(path, 0.0) + (g.T @ g).astype(np.float64)
@@ -197,34 +196,32 @@ class Training:
         }
 
 
-def _drafts(plan: Plan, snapshots: Sequence[Snapshot]) -> dict[str, tuple[Piece, TensorDraft]]:
-    """Tensors that the codec takes, by path: their tokens behind the sinks, keys not rotated."""
-    found = {}
+def _pieces(
+    request: SaveRequest, snapshots: Sequence[Snapshot]
+) -> dict[str, tuple[Piece, TensorPlan]]:
+    """Return the tensors that the codec takes, by path: rows behind the sinks, keys not rotated."""
+    pieces = {}
     for i, taken in enumerate(snapshots):
-        for place, layer in enumerate(draft(plan, taken, f"layers.{i}", i).walk()):
-            for tensor in layer.tensors.values():
-                if tensor.x is None or not tensor.codec.traits.takes_basis:
+        for place, layer in enumerate(plan_layer(request, taken, f"layers.{i}", i).walk()):
+            for plan in layer.tensors.values():
+                if plan.rows is None or not plan.codec.traits.takes_basis or not plan.body:
                     continue
-                lead, body = tensor.codec.span(tensor.x.shape[-2], 0)
-                if body:
-                    x = tensor.unrotated(tensor.x, 0)[0] if tensor.name != "values" else tensor.x
-                    piece = Piece(i + place, tensor.name != "values", x[..., lead:, :], lead)
-                    found[tensor.path] = piece, tensor
-    return found
+                x = plan.unrotated(plan.rows[..., plan.lead :, :], plan.lead)
+                piece = Piece(i + place, plan.name != "values", x, plan.lead)
+                pieces[plan.path] = piece, plan
+    return pieces
 
 
-def _between(tensor: TensorDraft, first: int, stop: int) -> list[int]:
-    """Rows of a tensor whose tokens stand at these positions."""
-    where = positions(tensor.layer, tensor.value.shape[-2])
+def _between(plan: TensorPlan, first: int, stop: int) -> list[int]:
+    """Return the rows of a tensor whose tokens are at positions from ``first`` to ``stop``."""
+    where = positions(plan.layer, plan.value.shape[-2])
     return [row for row, position in enumerate(where) if first <= position < stop]
 
 
-def _pulled(tensor: TensorDraft, gradient: mx.array) -> mx.array:
-    """The gradient by keys as they are before their rope is applied."""
-    if tensor.name == "values":
-        return gradient
-    x, index = tensor.unrotated(gradient, 0)
-    if index is not None and (scale := tensor.plan.ropes[index].mscale) != 1.0:
+def _pulled(plan: TensorPlan, gradient: mx.array) -> mx.array:
+    """Return the gradient by keys as they are before their rope is applied."""
+    x = plan.unrotated(gradient, 0)
+    if plan.rope is not None and plan.rope.mscale != 1.0:
         # undoing divides by it; the chain rule multiplies
-        x = x.at[..., : tensor.plan.ropes[index].dims].multiply(scale**2)
+        x = x.at[..., : plan.rope.dims].multiply(plan.rope.mscale**2)
     return x

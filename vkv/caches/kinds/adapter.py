@@ -9,8 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from vkv.caches.encoded import Kept
-from vkv.caches.provenance import Origin
+from vkv.caches.encoded import EncodedRun
+from vkv.caches.provenance import Provenance
 from vkv.codecs.protocol import NAMES
 from vkv.errors import CacheError
 from vkv.format.kinds import Kind
@@ -29,14 +29,14 @@ class Value:
         shape: Logical shape, ``(B, H, T, D)`` for keys and values.
         dtype: Logical dtype.
         x: What follows the codes, the whole tensor if there are none; ``None`` for nothing.
-        kept: Codes, in order.
+        encoded: Codes, in order.
         tokens: Whether axis -2 counts tokens.
     """
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
     x: mx.array | None = None
-    kept: tuple[Kept, ...] = ()
+    encoded: tuple[EncodedRun, ...] = ()
     tokens: bool = True
 
 
@@ -44,14 +44,14 @@ class Value:
 class Snapshot:
     """One cache: its kind, scalars, tensors, and children (of a CacheList).
 
-    ``origin`` is the stored layer that the cache was loaded from, if any.
+    ``provenance`` is the stored layer that the cache was loaded from, if any.
     """
 
     kind: str
     scalars: dict[str, int] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
     children: list[Snapshot] = field(default_factory=list)
-    origin: Origin | None = None
+    provenance: Provenance | None = None
 
     def walk(self) -> list[Snapshot]:
         """Return itself, then its children's own."""

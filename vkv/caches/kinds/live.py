@@ -61,7 +61,7 @@ def snapshot(cache: Any) -> Snapshot:
     scalars = adapter.scalars(cache)
     inner = [snapshot(child) for child in adapter.children(cache)]
     taken = Snapshot(adapter.kind.name, scalars, adapter.values(cache, scalars), inner)
-    return replace(_computed(taken), origin=provenance.of(cache))
+    return replace(_computed(taken), provenance=provenance.of(cache))
 
 
 def _adapter(cache: Any) -> Adapter:
@@ -80,7 +80,7 @@ def _computed(taken: Snapshot) -> Snapshot:
     MLX can compute an array only in the thread that began it.
     """
     try:
-        mx.eval([(v.x, [kept.parts for kept in v.kept]) for v in taken.values.values()])
+        mx.eval([(v.x, [run.parts for run in v.encoded]) for v in taken.values.values()])
     except RuntimeError as exc:
         raise CacheError(
             f"holds an array that cannot be computed here ({exc}); call mx.eval on the cache in "

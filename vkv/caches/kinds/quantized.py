@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vkv.caches.encoded import Kept
+from vkv.caches.encoded import EncodedRun
 from vkv.caches.kinds.adapter import Adapter, Loaded, Value, first_rows, numbers, trim
 from vkv.codecs.affine import Affine
 from vkv.codecs.protocol import NAMES
@@ -28,7 +28,8 @@ def _codes(cache: Any, name: str) -> Value:
     codec = Affine(bits=cache.bits, group=cache.group_size, scale=NAMES[scales.dtype])
     shape = (*scales.shape[:-1], scales.shape[-1] * cache.group_size)
     codec.validate(parts, shape)
-    return Value(shape, scales.dtype, kept=(Kept(codec, parts, scales.shape[-2], codec.roles),))
+    run = EncodedRun(codec, parts, scales.shape[-2], codec.roles)
+    return Value(shape, scales.dtype, encoded=(run,))
 
 
 def _make(cls: Any, scalars: dict[str, int], loaded: Loaded) -> Any:

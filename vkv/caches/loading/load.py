@@ -18,8 +18,8 @@ from vkv.caches.loading import compatibility as shape
 from vkv.caches.loading.decode import decode
 from vkv.caches.packed.stored import packed_layer
 from vkv.caches.prompt import Prompt
-from vkv.caches.provenance import Origin, attach
-from vkv.caches.saving.save import Progress
+from vkv.caches.provenance import Provenance, attach
+from vkv.caches.saving.request import Progress
 from vkv.codecs import registry
 from vkv.errors import CacheError, MismatchError
 from vkv.format.dependencies import SearchPath
@@ -196,7 +196,7 @@ def _layer(file: CacheFile, layer: Layer, at: str, count: _Progress) -> Any:
         ]
     cache = make(layer.kind, layer.scalars, loaded)
     if any(not registry.is_lossless(s) for t in layer.tensors.values() for s in t.segments):
-        attach(cache, Origin(file, layer, at))
+        attach(cache, Provenance(file, layer, at))
     count.layer(layer)
     return cache
 

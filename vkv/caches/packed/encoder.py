@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from vkv.caches.encoded import Kept, encode, follows, joined
+from vkv.caches.encoded import EncodedRun, encode, follows, joined
 from vkv.caches.rope import rotate
 from vkv.codecs.protocol import NAMES, Codec
 from vkv.codecs.raw import Raw
@@ -20,7 +20,7 @@ from vkv.format.schema import Rope
 CHUNK = 64
 
 #: Encoded runs, and the exact tokens behind them.
-Encoded = tuple[tuple[Kept, ...], mx.array]
+Encoded = tuple[tuple[EncodedRun, ...], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Encoder:
         note = f"asked for {self.choice.text}, held raw: {reason}"
         return dataclasses.replace(self, note=note)
 
-    def count(self, runs: Sequence[Kept], tail: int) -> tuple[int, int]:
+    def count(self, runs: Sequence[EncodedRun], tail: int) -> tuple[int, int]:
         """Return how many of ``tail`` exact tokens become sinks and codes now."""
         ready = tail - self.residual
         if self.codec is None or self.note is not None or ready <= 0:
@@ -73,7 +73,7 @@ class Encoder:
         return (lead, body) if body else (0, 0)
 
     def encode(
-        self, codec: Codec, runs: Sequence[Kept], tail: mx.array, count: tuple[int, int]
+        self, codec: Codec, runs: Sequence[EncodedRun], tail: mx.array, count: tuple[int, int]
     ) -> Encoded:
         """Encode the first tokens of ``tail``, ``(B, H, T, D)``, behind ``runs``.
 
@@ -94,7 +94,7 @@ class Encoder:
             x = rotate(x, rope, start, inverse=True)
         parts = encode(codec, x, runs[-1] if runs else None)
         roles = {part: codec.roles[part] for part in parts}
-        new = [*_sinks(tail, lead), Kept(codec, parts, body, roles, rope)]
+        new = [*_sinks(tail, lead), EncodedRun(codec, parts, body, roles, rope)]
         merged = (*runs[:-1], *joined([*runs[-1:], *new]))
         rest = mx.contiguous(tail[..., lead + body :, :])
         # Computed soon, so that the exact tokens are freed.
@@ -102,14 +102,16 @@ class Encoder:
         return merged, rest
 
 
-def _sinks(tail: mx.array, lead: int) -> list[Kept]:
+def _sinks(tail: mx.array, lead: int) -> list[EncodedRun]:
     if not lead:
         return []
     x = mx.contiguous(tail[..., :lead, :])
-    return [Kept(Raw(dtype=NAMES[x.dtype]), {"data": x}, lead, {"data": "sink"})]
+    return [EncodedRun(Raw(dtype=NAMES[x.dtype]), {"data": x}, lead, {"data": "sink"})]
 
 
-def settled(encoder: Encoder, runs: tuple[Kept, ...], tail: mx.array) -> tuple[Encoder, Encoded]:
+def settled(
+    encoder: Encoder, runs: tuple[EncodedRun, ...], tail: mx.array
+) -> tuple[Encoder, Encoded]:
     """Encode what may leave ``tail``; values that the codec refuses stay exact from then on."""
     count = encoder.count(runs, tail.shape[-2])
     if encoder.codec is None or not sum(count):

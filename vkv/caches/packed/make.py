@@ -9,8 +9,7 @@ from vkv.caches.kinds.live import kind_of
 from vkv.caches.packed.cache import PackedKVCache
 from vkv.caches.packed.encoder import Encoder
 from vkv.caches.packed.rows import Rows
-from vkv.caches.saving.save import CodecSpec, wish
-from vkv.caches.saving.write_plan import Wish
+from vkv.caches.saving.request import CodecPair, CodecSpec, codec_pair
 from vkv.format.schema import Rope
 
 
@@ -36,7 +35,7 @@ def make_prompt_cache(
     """
     from mlx_lm.models.cache import make_prompt_cache as mlx_lm_caches
 
-    asked = wish(codec)
+    asked = codec_pair(codec)
     caches = mlx_lm_caches(model)
     ropes = identity.find(model)
     ropes = ropes if len(ropes) == len(caches) else [None] * len(caches)
@@ -47,7 +46,7 @@ def make_prompt_cache(
 
 
 def _packed(
-    cache: Any, asked: Wish, rope: Rope | None, residual: int, max_tokens: int | None
+    cache: Any, asked: CodecPair, rope: Rope | None, residual: int, max_tokens: int | None
 ) -> Any:
     kind = kind_of(cache)
     if kind is None or not kind.packs:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from vkv.caches.encoded import Kept
+from vkv.caches.encoded import EncodedRun
 from vkv.caches.kinds.adapter import Value
 from vkv.caches.packed.encoder import Encoder, settled
 from vkv.caches.rope import rotate
@@ -27,7 +27,7 @@ class Rows:
     """
 
     encoder: Encoder
-    runs: tuple[Kept, ...] = ()
+    runs: tuple[EncodedRun, ...] = ()
     tail: mx.array | None = None
 
     @property
@@ -89,13 +89,13 @@ class Rows:
         if tokens >= self.encoded:
             tail = self.tail[..., : tokens - self.encoded, :]
             return dataclasses.replace(self, tail=tail)
-        runs, start = list[Kept](), 0
+        runs, start = list[EncodedRun](), 0
         while start + self.runs[len(runs)].tokens <= tokens:
             runs.append(self.runs[len(runs)])
             start += runs[-1].tokens
         return self._cut(runs, start, tokens)
 
-    def _cut(self, runs: list[Kept], start: int, tokens: int) -> Rows:
+    def _cut(self, runs: list[EncodedRun], start: int, tokens: int) -> Rows:
         """Cut the run behind ``runs``, whose first token is token ``start``."""
         tail, run = self._filled(), self.runs[len(runs)]
         left = tokens - start
@@ -116,26 +116,26 @@ class Rows:
         return self.tail
 
 
-def _delayed(run: Kept, after: mx.array) -> Kept:
+def _delayed(run: EncodedRun, after: mx.array) -> EncodedRun:
     names = list(run.parts)
     parts = mx.depends([run.parts[name] for name in names], [after])
     return dataclasses.replace(run, parts=dict(zip(names, parts, strict=True)))
 
 
-def _decoded(runs: tuple[Kept, ...], like: mx.array) -> Iterator[mx.array]:
+def _decoded(runs: tuple[EncodedRun, ...], like: mx.array) -> Iterator[mx.array]:
     start = 0
     for run in runs:
         yield _decode_run(run, start, like)
         start += run.tokens
 
 
-def _decode_run(run: Kept, start: int, like: mx.array) -> mx.array:
+def _decode_run(run: EncodedRun, start: int, like: mx.array) -> mx.array:
     """Decode a run whose first token is token ``start``; keys get their rope back."""
     x = run.decode(like.shape, like.dtype)
     return x if run.rope is None else rotate(x, run.rope, start, dtype=like.dtype)
 
 
-def _fused(runs: tuple[Kept, ...], tail: mx.array) -> mx.array | None:
+def _fused(runs: tuple[EncodedRun, ...], tail: mx.array) -> mx.array | None:
     """Decode codes, sinks before them and the tail behind them by one kernel, or ``None``."""
     verbatim = [run.codec.traits.verbatim for run in runs]
     if verbatim not in ([False], [True, False]):

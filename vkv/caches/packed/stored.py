@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from vkv.arrays.cache_file import CacheFile
-from vkv.caches.encoded import Kept
+from vkv.caches.encoded import EncodedRun
 from vkv.caches.packed.cache import PackedKVCache
 from vkv.caches.packed.encoder import Encoder
 from vkv.caches.packed.rows import Rows
@@ -56,7 +56,7 @@ def _rows(file: CacheFile, tensor: Tensor, name: str, at: str) -> Rows:
     return Rows(encoder, tuple(runs), tail)
 
 
-def _run(file: CacheFile, tensor: Tensor, index: int, at: str) -> Kept:
+def _run(file: CacheFile, tensor: Tensor, index: int, at: str) -> EncodedRun:
     segment = tensor.segments[index]
     shape = segment_shape(tensor, segment)
     try:
@@ -66,4 +66,4 @@ def _run(file: CacheFile, tensor: Tensor, index: int, at: str) -> Kept:
     stored = file.header.tensors
     roles = {part: stored[where].role for part, where in segment.parts.items()}
     rope = None if segment.rope is None else file.header.ropes[segment.rope]
-    return Kept(codec, parts, shape[-2], roles, rope)
+    return EncodedRun(codec, parts, shape[-2], roles, rope)

@@ -1,26 +1,54 @@
-"""A basis file in the service of a save: its tables are used, and referred to by its id."""
+"""Attach a basis file to one save: its tables become external references."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+import mlx.core as mx
+from msgspec import structs
 
 from vkv import identity
 from vkv.arrays.cache_file import CacheFile, open_file
-from vkv.caches.saving.write_plan import Plan
+from vkv.codecs.registry import Choice
 from vkv.errors import MismatchError, VkvError
 from vkv.format.dependencies import SearchPath
-from vkv.format.schema import Header
+from vkv.format.schema import Model, Rope, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedBasis:
+    """An open basis file."""
+
+    file: CacheFile
+
+    def table(self, path: str) -> mx.array | None:
+        """Return the table for tensor ``path``, ``layers.3.keys``, if there is one."""
+        name = self.file.header.tables.get(f"{path}.basis")
+        return None if name is None else self.file.array(name)
+
+    def tables(self) -> tuple[Stored, ...]:
+        """Return all tables it offers, each with the id of the file that holds it."""
+        own = bytes.fromhex(self.file.document.id)
+        stored = [self.file.header.tensors[name] for name in self.file.header.tables.values()]
+        return tuple(t if t.file else structs.replace(t, file=own) for t in stored)
 
 
 @contextmanager
-def lent(plan: Plan, head: Header, basis: SearchPath | None) -> Iterator[None]:
-    """Within it, ``plan`` encodes with the tables of the file ``basis``, if there is one.
+def attached(
+    basis: SearchPath | None,
+    asked: Sequence[Choice],
+    model: Model | None,
+    ropes: Sequence[Rope],
+) -> Iterator[AttachedBasis | None]:
+    """Open the file ``basis``, if there is one, until the block exits.
 
     Args:
-        plan: Says which codecs were asked for, and the ropes of the model.
-        head: Names the model of the caches.
         basis: A file that ``vkv.train_basis`` made.
+        asked: The codecs that were asked for.
+        model: The model of the caches, if it is known.
+        ropes: Of that model.
 
     Raises:
         MismatchError: It was made for another model (I1).
@@ -28,29 +56,29 @@ def lent(plan: Plan, head: Header, basis: SearchPath | None) -> Iterator[None]:
         OSError: It cannot be opened.
     """
     if basis is None:
-        yield
+        yield None
         return
     with open_file(basis) as file:
         try:
-            _check(file, plan, head)
+            _check(file, asked, model, ropes)
         except VkvError as exc:
             raise exc.within(str(basis)) from None
-        plan.lend(file)
-        yield
+        yield AttachedBasis(file)
 
 
-def _check(file: CacheFile, plan: Plan, head: Header) -> None:
+def _check(
+    file: CacheFile, asked: Sequence[Choice], model: Model | None, ropes: Sequence[Rope]
+) -> None:
     if not file.header.tables:
         raise VkvError("holds no tables, expected a basis file")
-    asked = (plan.wish.keys, plan.wish.values)
     if not any(choice.codec.traits.takes_basis for choice in asked):
         texts = " and ".join(dict.fromkeys(choice.text for choice in asked))
         raise VkvError(f"{texts} takes no basis, expected tc")
-    if head.model is None:
+    if model is None:
         raise VkvError("is made for one model, and nothing says which one filled the cache")
     theirs = file.header
     if theirs.model is None:
         raise MismatchError(["the file does not say for which model it was made"])
-    wrong = identity.differences(theirs.model, theirs.ropes, head.model, tuple(plan.ropes))
+    wrong = identity.differences(theirs.model, theirs.ropes, model, tuple(ropes))
     if wrong:
         raise MismatchError(wrong)

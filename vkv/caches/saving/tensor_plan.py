@@ -1,275 +1,226 @@
-"""Drafts of layers and tensors: what is known of them before any is encoded, and the encoding.
+"""Plan how each tensor of a cache is stored, before any is encoded.
 
-Decides, for each tensor, which segments are kept from the file it came from,
-which codec takes the rest, and what is stored raw and why.
+For each tensor: which segments of a parent file are referred to, which codes are
+stored as they are, and which codec encodes the rows behind them. A plan is decided
+once and never changed; a codec that plans over all tensors makes a new one.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
-from msgspec import structs
 
-from vkv.caches.encoded import Kept, encode, follows, joined
+from vkv.caches.encoded import EncodedRun, follows
 from vkv.caches.kinds.adapter import Snapshot, Value
-from vkv.caches.provenance import Origin
+from vkv.caches.provenance import Provenance
 from vkv.caches.rope import rotate, usable
-from vkv.caches.saving.delta import Held
-from vkv.caches.saving.write_plan import Plan
+from vkv.caches.saving.delta import ReferencedSegment
+from vkv.caches.saving.request import SaveRequest
 from vkv.codecs.protocol import NAMES, Codec, Parts, Planned
 from vkv.codecs.raw import Raw
-from vkv.errors import VkvError
+from vkv.codecs.registry import Choice
 from vkv.format.kinds import positions
-from vkv.format.schema import Layer, Segment, Tensor
+from vkv.format.positions import Spans
+from vkv.format.schema import Layer, Rope
 
 
-@dataclass(frozen=True, slots=True)
-class LayerDraft:
-    """One cache and its children, taken apart and not yet encoded."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlan:
+    """How one tensor is stored: referenced segments, encoded runs, then rows to be encoded.
 
-    snapshot: Snapshot
-    tensors: dict[str, TensorDraft]
-    children: tuple[LayerDraft, ...]
+    Attributes:
+        path: Prefix of the names of its stored tensors, ``layers.3.keys``.
+        name: ``"keys"``, ``"values"``, or a slot of recurrent state.
+        layer: Kind and scalars of its cache.
+        value: The whole tensor.
+        asked: The codec that was asked for.
+        referenced: Segments of the parent file, in front of all else.
+        runs: Codes that are stored as they are, behind them.
+        rows: What follows, ``(B, H, T, D)``; ``None`` for nothing.
+        start: Index of the first of these rows.
+        codec: Encodes them.
+        lead: Leading rows that are stored raw, as sinks.
+        body: Rows behind those that are encoded; all further ones are stored raw.
+        before: The run before the rows, for a codec that goes on with its tables.
+        rope: Undone on the rows before they are encoded.
+        parts: The encoded body, where a plan over all tensors made it already.
+        note: Why the codec that was asked for is not used.
+    """
 
-    def walk(self) -> list[LayerDraft]:
-        """Itself, then its children's own."""
-        return [self, *(below for child in self.children for below in child.walk())]
+    path: str
+    name: str
+    layer: Layer
+    value: Value
+    asked: Choice
+    referenced: tuple[ReferencedSegment, ...] = ()
+    runs: tuple[EncodedRun, ...] = ()
+    rows: mx.array | None = None
+    start: int = 0
+    codec: Codec
+    lead: int = 0
+    body: int = 0
+    before: EncodedRun | None = None
+    rope: Rope | None = None
+    parts: Parts | None = None
+    note: str | None = None
 
-    def build(self) -> Layer:
-        """Encode all tensors, in file order."""
-        return Layer(
-            kind=self.snapshot.kind,
-            scalars=self.snapshot.scalars,
-            tensors={name: tensor.build() for name, tensor in self.tensors.items()},
-            children=tuple(child.build() for child in self.children),
+    def unrotated(self, x: mx.array, start: int) -> mx.array:
+        """Return ``x``, rows from ``start`` on, as float32 without their rope, or as it is."""
+        if self.rope is None:
+            return x
+        return rotate(x, self.rope, self._positions(start, x.shape[-2]), inverse=True)
+
+    def _positions(self, start: int, count: int) -> Spans:
+        return positions(self.layer, self.value.shape[-2])[start : start + count]
+
+    def with_planned(self, planned: Planned) -> TensorPlan:
+        """Return the plan with the codec and the parts that a plan over all tensors chose."""
+        codec, note = planned.codec, self.note
+        if planned.note is not None:
+            note = f"asked for {self.asked.text}, stored raw: {planned.note}"
+        rope = self.rope if codec.pre_rope else None
+        if rope is None:
+            codec = codec.for_rotated_keys()
+        lead, body = _split(codec, self)
+        return replace(
+            self, codec=codec, lead=lead, body=body, rope=rope, parts=planned.parts, note=note
         )
 
 
-def draft(plan: Plan, snapshot: Snapshot, path: str, top: int) -> LayerDraft:
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """Plans for one cache and its children."""
+
+    snapshot: Snapshot
+    tensors: dict[str, TensorPlan]
+    children: tuple[LayerPlan, ...]
+
+    def walk(self) -> list[LayerPlan]:
+        """Return itself, then its children's own."""
+        return [self, *(below for child in self.children for below in child.walk())]
+
+
+def plan_layer(request: SaveRequest, snapshot: Snapshot, path: str, top: int) -> LayerPlan:
     """Plan one cache and its children.
 
     Args:
-        plan: Receives the tensors when the draft is built.
+        request: What was asked of the save.
         snapshot: The cache, taken apart.
         path: Prefix of its tensors' names, ``layers.3``.
         top: Index of the layer of the model, for its rope.
     """
-    layer = Layer(kind=snapshot.kind, scalars=snapshot.scalars)
-    latent = _is_latent(snapshot)
-    origin = None if plan.reencode else snapshot.origin
-    rope = plan.layer_ropes[top] if top < len(plan.layer_ropes) else None
-    tensors = {
-        name: TensorDraft(plan, layer, name, value, f"{path}.{name}", rope, latent, origin)
-        for name, value in sorted(snapshot.values.items())
-    }
+    tensors = {name: _plan_tensor(request, snapshot, name, path, top)
+               for name in sorted(snapshot.values)}  # fmt: skip
     children = tuple(
-        draft(plan, child, f"{path}.{i}", top) for i, child in enumerate(snapshot.children)
+        plan_layer(request, child, f"{path}.{i}", top) for i, child in enumerate(snapshot.children)
     )
-    return LayerDraft(snapshot, tensors, children)
+    return LayerPlan(snapshot, tensors, children)
 
 
-class TensorDraft:
-    """One tensor: the codes it keeps, the rows behind them, and the codec of those.
+def _plan_tensor(
+    request: SaveRequest, snapshot: Snapshot, name: str, path: str, top: int
+) -> TensorPlan:
+    value, asked = snapshot.values[name], request.codecs.of(name)
+    layer = Layer(kind=snapshot.kind, scalars=snapshot.scalars)
+    plan = TensorPlan(
+        path=f"{path}.{name}", name=name, layer=layer, value=value, asked=asked, codec=_raw(value)
+    )
+    wanted = asked.configure(name, NAMES[value.dtype]) if value.tokens else plan.codec
+    reason = _refused(snapshot, value, wanted)
+    plan = _with_referenced(request, plan, plan.codec if reason else wanted)
+    plan = _with_runs(plan, None if request.reencode else snapshot.provenance)
+    if plan.rows is None:
+        return plan
+    if reason is None and plan.rows.size == 0 and plan.start == 0:
+        reason = "no elements"
+    if reason is not None:
+        note = f"asked for {asked.text}, stored raw: {reason}"
+        plan = replace(plan, note=plan.note if asked.codec.traits.verbatim else note)
+    return _with_codec(plan, plan.codec if reason else wanted, request.rope(top))
 
-    Attributes:
-        value: The whole tensor.
-        held: Segments that stand in another file, in front of all else.
-        kept: Codes that are stored as they are.
-        x: Rows behind them, ``(B, H, T, D)``; ``None`` for none.
-        start: Index of the first of these rows.
-        codec: What encodes them.
-    """
 
-    def __init__(
-        self,
-        plan: Plan,
-        layer: Layer,
-        name: str,
-        value: Value,
-        path: str,
-        rope: int | None,
-        latent: bool,
-        origin: Origin | None,
-    ):
-        self.plan, self.layer, self.name, self.value = plan, layer, name, value
-        self.path, self.rope, self.latent = path, rope, latent
-        self.segments: list[Segment] = []
-        self.note: str | None = None
-        self.choice = plan.wish.of(name)
-        self.held, self.before = self._held()
-        self.kept, self.x = self._split(origin)
-        self.before = self.kept[-1] if self.kept else self.before
-        self.start += sum(k.tokens for k in self.kept)
-        self.codec: Codec = self._raw() if self.x is None else self._chosen(self.x)
-        self._planned: Parts | None = None
+def _raw(value: Value) -> Raw:
+    return Raw(dtype=NAMES[value.dtype])
 
-    def take(self, planned: Planned) -> None:
-        """Put what a plan gives in the place of ``codec``."""
-        self.codec, self._planned = planned.codec, planned.parts
-        if planned.note is not None:
-            self.note = f"asked for {self.choice.text}, stored raw: {planned.note}"
 
-    def build(self) -> Tensor:
-        for held in self.held:
-            self._refer(held)
-        for piece in joined(self.kept) if len(self.kept) > self.plan.most_segments else self.kept:
-            self._keep(piece)
-        if self.x is not None and self.value.tokens:
-            self._encode(self.x, self.codec)
-        elif self.x is not None:
-            self._add(self._raw(), self.x, None)
-        return Tensor(
-            dtype=NAMES[self.value.dtype],
-            shape=self.value.shape,
-            segments=tuple(self.segments),
-            note=self.note,
-        )
-
-    def _held(self) -> tuple[list[Held], Kept | None]:
-        """Segments of the parent, and the last of them as codes; ``start`` is behind them."""
-        self.start = 0
-        parent, x = self.plan.parent, self.value.x
-        if parent is None or x is None or self.value.kept or not self.value.tokens:
-            return [], None
-        at = self.path.removesuffix(f".{self.name}")
-        held = parent.held(at, self.layer, self.name, x, self._chosen(x))
-        if not held or len(held) > self.plan.most_segments:
-            return [], None
-        self.plan.know(parent.tables())  # not worth a second file on their own
-        self.start = sum(h.segment.tokens or self.value.shape[-2] for h in held)
-        goes_on = self.choice.codec.traits.reuses_tables and self.start < x.shape[-2]
-        return held, parent.kept(held[-1], x.shape) if goes_on else None
-
-    def _split(self, origin: Origin | None) -> tuple[list[Kept], mx.array | None]:
-        """Codes that are kept, and the rows behind them."""
-        kept, x = list(self.value.kept), self.value.x
-        if self.held and x is not None:
-            x = x[..., self.start :, :]
-        elif x is not None and origin is not None and not kept and self.value.tokens:
-            kept = origin.kept(self.name, x)
-            x = x[..., sum(k.tokens for k in kept) :, :]
-        elif kept and not self._asked_for_raw and self.choice.codec is not type(kept[-1].codec):
-            self.note = f"asked for {self.choice.text}, stored as the codes the cache holds"
-        return kept, x
-
-    def _chosen(self, x: mx.array) -> Codec:
-        """The codec asked for, or ``raw`` and a note that says why."""
-        if not self.value.tokens:
-            reason: str | None = "recurrent state"
-        else:
-            codec = self.choice.configure(self.name, NAMES[self.value.dtype])
-            reason = self._refused(codec, x)
-            if reason is None:
-                return codec
-        if not self._asked_for_raw:
-            self.note = f"asked for {self.choice.text}, stored raw: {reason}"
-        return self._raw()
-
-    @property
-    def _asked_for_raw(self) -> bool:
-        return self.choice.codec.traits.verbatim
-
-    def _raw(self) -> Raw:
-        return Raw(dtype=NAMES[self.value.dtype])
-
-    def _refer(self, held: Held) -> None:
-        parts = {
-            part: self.plan.refer(f"{self.path}.{len(self.segments)}.{part}", stored)
-            for part, stored in held.stored.items()
-        }
-        rope = None if held.rope is None else self.plan.rope(held.rope)
-        tokens = held.segment.tokens or self.value.shape[-2]
-        self.segments.append(structs.replace(held.segment, parts=parts, rope=rope, tokens=tokens))
-
-    def _keep(self, kept: Kept) -> None:
-        order = [part for part in kept.codec.roles if part in kept.parts]  # as when it was encoded
-        names = {p: self._store(p, kept.roles[p], kept.parts[p]) for p in order}
-        rope = None if kept.rope is None else self.plan.rope(kept.rope)
-        self._append(kept.codec, kept.tokens, names, rope)
-
-    def _encode(self, x: mx.array, codec: Codec) -> None:
-        """Segments for the rows behind the codes: sinks, codes, residual."""
-        rest, start = x.shape[-2], self.start
-        lead, body = codec.span(rest, start)
-        if follows(codec, self.before):
-            lead, body = 0, rest
-        if body == 0 and start == 0 and rest:
-            self.note = f"asked for {self.choice.text}, stored raw: only {rest} tokens"
-        if codec.traits.verbatim and self.value.kept:
-            lead = body = 0  # behind codes that a live cache holds comes its exact tail
-        self._add(self._raw(), x[..., :lead, :], "sink")
-        self._body(codec, x[..., lead : lead + body, :], start + lead)
-        self._add(self._raw(), x[..., lead + body :, :], "residual")
-
-    def _refused(self, codec: Codec, x: mx.array) -> str | None:
-        if self.latent:
-            return "MLA latents: an error in one reaches every head"
-        if not x.size:
-            return None if self.start else "no elements"
-        return codec.refuses(x.shape, x.dtype)
-
-    def _body(self, codec: Codec, x: mx.array, start: int) -> None:
-        rope = None
-        if codec.pre_rope:
-            x, rope = self.unrotated(x, start)
-            if rope is None:
-                codec = codec.for_rotated_keys()
-        self._add(codec, x, None, rope)
-
-    def unrotated(self, x: mx.array, start: int) -> tuple[mx.array, int | None]:
-        """Keys ``x`` from row ``start`` on without their rope, and its index.
-
-        As they are, and ``None``, where the rope is not known or cannot be undone.
-        """
-        where = positions(self.layer, self.value.shape[-2])[start : start + x.shape[-2]]
-        known = self.plan.ropes[self.rope] if self.rope is not None else None
-        if known is None or not usable(known, x, where):
-            return x, None
-        return rotate(x, known, where, inverse=True), self.rope
-
-    def _add(self, codec: Codec, x: mx.array, role: str | None, rope: int | None = None) -> None:
-        """Encode ``x`` with ``codec`` as one segment; nothing for no tokens."""
-        if self.value.tokens and x.shape[-2] == 0:
-            return
-        try:
-            parts = self._parts(codec, x)
-        except VkvError as exc:
-            raise exc.within(self.path) from None
-        names = {
-            p: self._store(p, role or codec.roles[p], parts[p]) for p in codec.roles if p in parts
-        }
-        self._append(codec, x.shape[-2] if self.value.tokens else None, names, rope)
-
-    def _parts(self, codec: Codec, x: mx.array) -> Parts:
-        """Those of the plan, which are let go here, or what the codec gives now."""
-        if self._planned is not None and not codec.traits.verbatim:
-            planned, self._planned = self._planned, None
-            return planned
-        return encode(codec, x, self.before)
-
-    def _store(self, part: str, role: str, x: mx.array) -> str:
-        return self.plan.add(f"{self.path}.{len(self.segments)}.{part}", role, x)
-
-    def _append(
-        self, codec: Codec, tokens: int | None, parts: dict[str, str], rope: int | None
-    ) -> None:
-        self.segments.append(
-            Segment(
-                codec=codec.id,
-                version=codec.version,
-                params=dataclasses.asdict(codec),  # type: ignore[call-overload]
-                tokens=tokens,
-                parts=parts,
-                rope=rope,
-            )
-        )
+def _refused(snapshot: Snapshot, value: Value, codec: Codec) -> str | None:
+    """Return why a tensor is stored raw whatever was asked for, or ``None``."""
+    if not value.tokens:
+        return "recurrent state"
+    if _is_latent(snapshot):
+        return "MLA latents: an error in one reaches every head"
+    if value.x is None or not value.x.size:
+        return None
+    return codec.refuses(value.x.shape, value.x.dtype)
 
 
 def _is_latent(snapshot: Snapshot) -> bool:
-    """MLA: one shared "head" whose keys and values are latents of different widths."""
+    """Return whether a cache is MLA's: one shared "head", keys and values of different widths."""
     keys, values = snapshot.values.get("keys"), snapshot.values.get("values")
-    if keys is None or values is None or len(keys.shape) != 4:
+    if keys is None or values is None or len(keys.shape) != 4:  # B, H, T, D
         return False
     return keys.shape[1] == 1 and keys.shape[3] != values.shape[3]
+
+
+def _with_referenced(request: SaveRequest, plan: TensorPlan, codec: Codec) -> TensorPlan:
+    """Refer to the segments of the parent that stand for the tensor's first rows."""
+    parent, x = request.parent, plan.value.x
+    if parent is None or x is None or plan.value.encoded or not plan.value.tokens:
+        return plan
+    at = plan.path.removesuffix(f".{plan.name}")
+    segments = parent.referenced(at, plan.layer, plan.name, x, codec)
+    if not segments or len(segments) > request.max_segments:
+        return plan
+    start = sum(segment.tokens for segment in segments)
+    goes_on = codec.traits.reuses_tables and start < x.shape[-2]
+    before = parent.run(segments[-1], x.shape) if goes_on else None
+    return replace(plan, referenced=tuple(segments), start=start, before=before)
+
+
+def _with_runs(plan: TensorPlan, provenance: Provenance | None) -> TensorPlan:
+    """Keep codes: those that the cache holds, or those of the file that it came from."""
+    value, note, runs = plan.value, plan.note, list(plan.value.encoded)
+    other = runs and plan.asked.codec is not type(runs[-1].codec)
+    if other and not plan.asked.codec.traits.verbatim:
+        note = f"asked for {plan.asked.text}, stored as the codes the cache holds"
+    if value.x is None:
+        return replace(plan, runs=tuple(runs), note=note)
+    offset = 0 if runs else plan.start  # rows of x that stand before
+    if not runs and provenance is not None and value.tokens:
+        runs = provenance.runs(plan.name, value.x, plan.start)
+        offset += sum(run.tokens for run in runs)
+    start = plan.start + sum(run.tokens for run in runs)
+    rows = value.x[..., offset:, :] if value.tokens else value.x
+    before = runs[-1] if runs else plan.before
+    return replace(plan, runs=tuple(runs), rows=rows, start=start, before=before, note=note)
+
+
+def _with_codec(plan: TensorPlan, codec: Codec, rope: Rope | None) -> TensorPlan:
+    """Choose sinks, body and rest of the rows, and the rope that is undone on the body."""
+    rows = plan.rows
+    assert rows is not None  # else there is nothing to encode
+    if not plan.value.tokens:
+        return plan
+    lead, body = _split(codec, plan)
+    note = plan.note
+    if body == 0 and plan.start == 0 and rows.shape[-2]:
+        note = f"asked for {plan.asked.text}, stored raw: only {rows.shape[-2]} tokens"
+    if not codec.pre_rope or not body:
+        rope = None
+    elif rope is not None:
+        where = plan._positions(plan.start + lead, body)
+        rope = rope if usable(rope, rows[..., lead : lead + body, :], where) else None
+    if codec.pre_rope and rope is None:
+        codec = codec.for_rotated_keys()
+    return replace(plan, codec=codec, lead=lead, body=body, rope=rope, note=note)
+
+
+def _split(codec: Codec, plan: TensorPlan) -> tuple[int, int]:
+    """Split the rows: how many are sinks, and how many behind them are encoded."""
+    count = 0 if plan.rows is None else plan.rows.shape[-2]
+    if follows(codec, plan.before):
+        return 0, count
+    if codec.traits.verbatim and plan.runs:
+        return 0, 0  # behind codes comes their exact tail, the residual
+    return codec.span(count, plan.start)

@@ -28,7 +28,7 @@ from vkv.store.results import Entry
 from vkv.tools.inline import inline
 
 if TYPE_CHECKING:
-    from vkv.caches.saving.save import CodecSpec
+    from vkv.caches.saving.request import CodecSpec
 
 _log = logging.getLogger("vkv.store")
 
