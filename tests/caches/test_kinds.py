@@ -139,7 +139,7 @@ def content(cache):
     """All that a cache consists of, children included."""
     taken = snapshot(cache)
     values = [value for _, value in sorted(taken.values.items())]
-    arrays = [[v.x, [(k.codec, *k.parts.values()) for k in v.kept]] for v in values]
+    arrays = [[v.x, [(k.codec, *k.parts.values()) for k in v.encoded]] for v in values]
     inner = [content(c) for c in getattr(cache, "caches", ())]
     return [
         type(cache).__name__,

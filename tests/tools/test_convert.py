@@ -80,10 +80,10 @@ def check_snapshot(found, record):
     assert found.values.keys() == held.keys()
     for name, value in found.values.items():
         want = expected(record, name)
-        if not value.kept:
+        if not value.encoded:
             assert same_bits(value.x, want)
         else:
-            (kept,) = value.kept
+            (kept,) = value.encoded
             got = kept.decode(value.shape, mx.float32)
             step = mx.abs(kept.parts["scales"].astype(mx.float32)).max().item()
             assert mx.abs(got - want.astype(mx.float32)).max().item() <= 1.1 * step
@@ -95,8 +95,8 @@ def check_same(a, b):
     for name, x in a.values.items():
         y = b.values[name]
         assert (x.shape, x.dtype, x.tokens) == (y.shape, y.dtype, y.tokens)
-        assert x.kept or same_bits(x.x, y.x)
-        for k, m in zip(x.kept, y.kept, strict=True):
+        assert x.encoded or same_bits(x.x, y.x)
+        for k, m in zip(x.encoded, y.encoded, strict=True):
             assert (k.codec, k.tokens, k.parts.keys()) == (m.codec, m.tokens, m.parts.keys())
             assert all(same_bits(part, m.parts[n]) for n, part in k.parts.items())
     for child, other in zip(a.children, b.children, strict=True):
