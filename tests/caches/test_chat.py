@@ -81,7 +81,7 @@ def rendered(tokenizer, messages, answering=True):
 
 def check(tokenizer, held, text, whole):
     loaded = prompt(held)
-    rest = chat.resume(loaded, tokenizer, text)
+    rest = loaded.turn(tokenizer, text)
     assert tokenizer.decode(loaded.tokens + rest) == whole
     assert loaded.tokens == list(held), "one token a byte: nothing joins, so nothing is trimmed"
 
@@ -134,7 +134,7 @@ def joining():
 
 def test_words_that_join_are_encoded_as_one(joining):
     loaded = prompt(joining.encode("the wo"))
-    rest = chat.resume(loaded, joining, "rld", plain=True)
+    rest = loaded.turn(joining, "rld", plain=True)
     assert loaded.tokens + rest == joining.encode("the world")
     assert joining.decode(rest) == "world"
     assert loaded.cache[0].offset == len(loaded.tokens)
@@ -143,14 +143,14 @@ def test_words_that_join_are_encoded_as_one(joining):
 def test_a_cache_that_cannot_be_trimmed_keeps_its_ids(joining):
     held, state = joining.encode("the wo"), ArraysCache(1)
     loaded = prompt(held, state)
-    assert chat.resume(loaded, joining, "rld", plain=True) == joining.encode("rld")
+    assert loaded.turn(joining, "rld", plain=True) == joining.encode("rld")
     assert loaded.tokens == held
 
 
 def test_ids_that_are_no_canonical_encoding_are_kept(joining):
     held = [joining.encode(c)[0] for c in "wor" * 5]  # a model may generate them so
     loaded = prompt(held)
-    assert chat.resume(loaded, joining, "!", plain=True) == joining.encode("!")
+    assert loaded.turn(joining, "!", plain=True) == joining.encode("!")
     assert loaded.tokens == held
 
 
@@ -169,11 +169,11 @@ def without_a_template():
 def dropped_by_the_template():
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = "hello"
-    chat.resume(prompt([1, 2]), tokenizer, "Why?")
+    prompt([1, 2]).turn(tokenizer, "Why?")
 
 
 def without_tokens():
-    chat.resume(Prompt([KVCache()], None, info=None), tiny.tokenizer(), "Why?")
+    Prompt([KVCache()], None).turn(tiny.tokenizer(), "Why?")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,8 @@ def without_tokens():
         (
             without_tokens,
             CacheError,
-            "the file holds no token ids, so no prompt can go on from it [L8]",
+            "the file holds no token ids, so no prompt can go on from it; "
+            "`vkv convert --model … --prompt …` adds them [L8]",
         ),
     ],
 )
@@ -205,4 +206,4 @@ def test_a_batch_is_no_chat(joining):
     cache.update_and_fetch(rows, rows)
     for held in (cache, CacheList(cache)):
         with pytest.raises(CacheError, match=r"5 sequences, a chat goes on from one \[L8\]"):
-            chat.resume(prompt([1, 2], held), joining, "x", plain=True)
+            prompt([1, 2], held).turn(joining, "x", plain=True)

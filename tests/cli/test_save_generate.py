@@ -280,7 +280,8 @@ def test_a_file_without_tokens(run, model, tmp_path):
     vkv.save(tmp_path / "b.vkv", vkv.load(tmp_path / "a.vkv").cache)
     ran = run("generate", tmp_path / "b.vkv", "-p", "x", "--model", model)
     assert ran.err == (
-        "vkv: error: the file holds no token ids, so no prompt can go on from it [L8]\n"
+        "vkv: error: the file holds no token ids, so no prompt can go on from it; "
+        "`vkv convert --model … --prompt …` adds them [L8]\n"
     )
 
 

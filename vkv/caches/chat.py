@@ -1,4 +1,4 @@
-"""Chat templates: the token ids of a prompt that stays open, and of the turn that goes on from it.
+"""Apply chat templates: ids of a prompt that stays open, and of the turn that goes on from it.
 
 A file holds token ids, not messages. Where its last message ends is read from
 its text, by comparing it with what the template puts around messages.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vkv.caches.prompt import Prompt, common_prefix
-from vkv.errors import CacheError, VkvError
+from vkv.errors import VkvError
+from vkv.identity import common_prefix
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -22,7 +22,7 @@ SLACK = 8
 
 
 def opening(tokenizer: Any, messages: Messages, **options: Any) -> list[int]:
-    """Token ids of a conversation that is to be continued.
+    """Return the token ids of a conversation that is to be continued.
 
     A last message of the user stays open, as in ``mlx_lm.cache_prompt``; after one
     of the system a message of the user begins; one of the assistant is closed.
@@ -45,59 +45,42 @@ def opening(tokenizer: Any, messages: Messages, **options: Any) -> list[int]:
     return encode(tokenizer, text)
 
 
-def resume(
-    prompt: Prompt, tokenizer: Any, text: str, *, plain: bool = False, **options: Any
-) -> list[int]:
-    """Fit a loaded prompt to one more message and return the ids still to be computed.
-
-    ``prompt.tokens`` plus what is returned encodes the whole conversation. The
-    cache is trimmed by a few tokens where old and new text join into other tokens;
-    a cache that cannot be trimmed keeps the ids it has.
+def continued(
+    tokenizer: Any, tokens: Sequence[int], text: str, *, plain: bool = False, **options: Any
+) -> tuple[list[int] | None, list[int]]:
+    """Return the ids of a conversation with one more message: anew, and appended.
 
     Args:
-        prompt: From ``vkv.load``; its cache is trimmed in place.
-        tokenizer: The tokenizer of its model.
+        tokenizer: The tokenizer of the model.
+        tokens: The conversation so far.
         text: A message of the user, or the rest of one that is open.
         plain: No chat template: ``text`` follows as it is.
         options: Passed on to the template.
 
+    Returns:
+        The whole text encoded at once, where words that meet join into other tokens, or
+        ``None`` where it has nothing to do with ``tokens``; and ``tokens`` with the ids of
+        what follows behind them.
+
     Raises:
-        CacheError: The file holds no token ids, or several sequences, or there is nothing to
-            compute (L8).
         VkvError: The template refuses the message.
     """
-    if prompt.tokens is None:
-        raise CacheError("the file holds no token ids, so no prompt can go on from it", rule="L8")
-    sequences = max(map(_sequences, prompt.cache), default=1)
-    if sequences > 1:
-        raise CacheError(f"{sequences} sequences, a chat goes on from one", rule="L8")
-    held = tokenizer.decode(prompt.tokens, skip_special_tokens=False)
+    held = tokenizer.decode(tokens, skip_special_tokens=False) if tokens else ""
     rest = text if plain else remainder(tokenizer, held, text, **options)
-    appended = prompt.tokens + encode(tokenizer, rest)
-    whole = encode(tokenizer, held + rest)
-    if len(prompt.tokens) - common_prefix(prompt.tokens, whole) > SLACK:
-        return prompt.resume(appended)
-    try:
-        return prompt.resume(whole)
-    except CacheError:
-        return prompt.resume(appended)
-
-
-def _sequences(cache: Any) -> int:
-    """Sequences that a cache holds; 1 where it does not say."""
-    if hasattr(cache, "caches"):
-        return max(map(_sequences, cache.caches), default=1)
-    held = getattr(cache, "keys", None)
-    keys = held[0] if isinstance(held, tuple | list) else held
-    return 1 if keys is None else int(keys.shape[0])
+    appended = [*tokens, *encode(tokenizer, rest)]
+    joined = encode(tokenizer, held + rest)
+    near = len(tokens) - common_prefix(tokens, joined) <= SLACK
+    return joined if near else None, appended
 
 
 def remainder(tokenizer: Any, held: str, text: str, **options: Any) -> str:
-    """What follows ``held``, the text so far, up to where the model answers ``text``.
+    """Return what follows ``held``, the text so far, up to where the model answers ``text``.
 
     If ``held`` ends inside a message of the user, ``text`` goes on with it. Else
     the present message is closed, as far as it is not, and a new one begun.
     """
+    if not held:
+        return _render(tokenizer, [_user(text)], add_generation_prompt=True, **options)
     first = _render(tokenizer, [_user(_QUERY)], add_generation_prompt=True, **options)
     turns = [_user(_QUERY), {"role": "assistant", "content": _ANSWER}, _user(_QUERY)]
     later = _render(tokenizer, turns, add_generation_prompt=True, **options)
@@ -114,7 +97,7 @@ def remainder(tokenizer: Any, held: str, text: str, **options: Any) -> str:
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of ``text``, which has its special tokens in it already."""
+    """Return the token ids of ``text``, which has its special tokens in it already."""
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -140,12 +123,12 @@ def _before(text: str, mark: str) -> str:
 
 
 def _around(later: str) -> tuple[str, str]:
-    """What the template puts between a query and its answer, and before the next query."""
+    """Return what the template puts between a query and its answer, and before the next query."""
     after_query = later[len(_before(later, _QUERY)) + len(_QUERY) :]
     answer = _before(after_query, _ANSWER)
     return answer, _before(after_query[len(answer) + len(_ANSWER) :], _QUERY)
 
 
 def _overlap(text: str, following: str) -> int:
-    """Length of the longest start of ``following`` that ``text`` ends with."""
+    """Return the length of the longest start of ``following`` that ``text`` ends with."""
     return next((n for n in range(len(following), 0, -1) if text.endswith(following[:n])), 0)

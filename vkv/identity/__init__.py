@@ -12,9 +12,10 @@ from vkv.identity.compare import differences, tokenizer_differences
 from vkv.identity.model import model_id, of_model
 from vkv.identity.ropes import find
 from vkv.identity.tokenizer import of_tokenizer
-from vkv.identity.tokens import of_tokens, token_bytes
+from vkv.identity.tokens import common_prefix, of_tokens, token_bytes
 
 __all__ = [
+    "common_prefix",
     "differences",
     "find",
     "model_id",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,3 +50,9 @@ def token_bytes(ids: Any) -> bytes:
 def of_tokens(ids: Any) -> bytes:
     """BLAKE3 of ``token_bytes(ids)``; raises as it does."""
     return blake3(token_bytes(ids)).digest()
+
+
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """Return the number of leading items that ``a`` and ``b`` share."""
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)

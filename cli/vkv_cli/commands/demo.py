@@ -17,8 +17,9 @@ from typing import Any
 import click
 
 import vkv
+from vkv import identity
 from vkv.caches import chat
-from vkv.caches.prompt import Prompt, common_prefix
+from vkv.caches.prompt import Prompt
 from vkv.demo import model as demo_model
 from vkv.errors import VkvError
 from vkv.format.info import Info
@@ -135,7 +136,7 @@ def _in_this_process(
     click.echo("\n" + "\n".join(lines(infos[-1])))
     sound = all(vkv.validate(info.path, deep=True, **owner).ok for info in infos)
     live = Prompt(cache, tokens, infos[0])
-    rest = chat.resume(live, tokenizer, QUESTION)
+    rest = live.turn(tokenizer, QUESTION)
     found = answer(cache, rest, model, tokenizer, _sampling(max_tokens), 0, echo=False)
     attempt = Attempt(
         None, 0, len(tokens) + len(rest), spent + found.seconds, found.tokens, found.text
@@ -168,6 +169,10 @@ def _in_a_new_process(info: Info, max_tokens: int) -> Attempt:
     )
 
 
+def _same_tokens(a: Attempt, b: Attempt) -> int:
+    return identity.common_prefix(a.tokens, b.tokens)
+
+
 def _checks(scratch: Attempt, resumed: list[Attempt], sound: bool) -> dict[str, bool]:
     """Return what must hold, and if it does."""
     infos = [a.info for a in resumed if a.info is not None]
@@ -194,7 +199,10 @@ def _conclusion(scratch: Attempt, resumed: list[Attempt], checks: dict[str, bool
         ("prompt tokens computed", *(str(a.computed) for a in attempts)),
         ("time to first token", *(f"{a.seconds:.2f} s" for a in attempts)),
         ("", "", *(f"{scratch.seconds / a.seconds:.0f} times faster" for a in resumed)),
-        ("same first tokens", *(str(common_prefix(scratch.tokens, a.tokens)) for a in attempts)),
+        (
+            "same first tokens",
+            *(str(identity.common_prefix(scratch.tokens, a.tokens)) for a in attempts),
+        ),
     ]
     verdicts = [f"{'ok' if good else 'FAILED'}: {what}" for what, good in checks.items()]
     note = "(time to first token: reading the file included, loading the model not)"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import vkv
-from vkv.caches import chat
 from vkv.caches.prompt import Prompt
 from vkv.errors import VkvError
 from vkv.format.info import Info
@@ -103,16 +102,17 @@ def generate(
         file, **owner, live=live, force=force, search_paths=search_paths, basis=basis
     )
     plain = ignore_chat_template or info.metadata.get(PLAIN) == "true"
-    rest = chat.resume(loaded, tokenizer, words, plain=plain)
-    held = loaded.tokens or []
-    found = answer(loaded.cache, rest, model, tokenizer, sampling, len(held), echo=not as_json)
+    rest = loaded.turn(tokenizer, words, plain=plain)
+    reused = len(loaded.tokens or [])
+    found = answer(loaded.cache, rest, model, tokenizer, sampling, reused, echo=not as_json)
+    loaded.extend(found.tokens)
     saved = None
     if save is not None:
-        tokens, metadata = held + rest + found.tokens, info.metadata | choice.metadata() | meta
+        metadata = info.metadata | choice.metadata() | meta
         saved = vkv.save(
             save,
             loaded.cache,
-            tokens=tokens,
+            tokens=loaded.tokens,
             codec=spec,
             metadata=metadata,
             parent=file if incremental else None,

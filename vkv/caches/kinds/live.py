@@ -122,6 +122,24 @@ def _limits(cache: Any) -> list[tuple[str, int | None]]:
     return [own, *(limit for child in adapter.children(cache) for limit in _limits(child))]
 
 
+def offsets(caches: Sequence[Any]) -> list[int]:
+    """Return the number of tokens in each cache, and cache inside one, that counts them.
+
+    Raises:
+        CacheError: One is of an unknown class (L1).
+    """
+    counts = list[int]()
+    for cache in caches:
+        if isinstance(cache, Packed):
+            counts.append(cache.offset)
+            continue
+        adapter = _adapter(cache)
+        scalars = adapter.scalars(cache)
+        counts += [scalars["offset"]] if "offset" in scalars else []
+        counts += offsets(adapter.children(cache))
+    return counts
+
+
 def cut(caches: Sequence[Any], tokens: int, held: int) -> None:
     """Keep the first ``tokens`` of ``held`` tokens in every layer, in place, or change none.
 

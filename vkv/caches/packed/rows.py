@@ -99,7 +99,7 @@ class Rows:
         """Cut the run behind ``runs``, whose first token is token ``start``."""
         tail, run = self._filled(), self.runs[len(runs)]
         left = tokens - start
-        cut = run.prefix(tail.shape, left - left % run.codec.window)
+        cut = run.prefix(tail.shape, left)
         decoded = _decode_run(run, start, tail)[..., 0 if cut is None else cut.tokens : left, :]
         kept = runs if cut is None else [*runs, cut]
         return Rows(self.encoder, tuple(kept), mx.contiguous(decoded))

@@ -18,7 +18,6 @@ from vkv import identity
 from vkv.arrays.cache_file import CacheFile
 from vkv.arrays.host_bytes import digest
 from vkv.caches.encoded import EncodedRun
-from vkv.caches.prompt import common_prefix
 from vkv.codecs.protocol import NAMES, Codec
 from vkv.errors import MismatchError, VkvError
 from vkv.format.kinds import leading_rows
@@ -66,7 +65,7 @@ class ParentFile:
             raise MismatchError(["the parent was made with another model"], at=file.document.name)
         known = file.document.tokens() or []
         given = b"" if tokens is None else identity.token_bytes(tokens)
-        self._common = common_prefix(known, memoryview(given).cast("I"))
+        self._common = identity.common_prefix(known, memoryview(given).cast("I"))
         self._checked: set[str] = set()
         self._layers = {_dotted(at): layer for at, layer in walk(file.header.layers)}
         own = bytes.fromhex(file.document.id)
