@@ -63,7 +63,8 @@ def messages(question: str, system: str = SYSTEM) -> list[dict[str, str]]:
 
 
 def post(server: Server, path: str, **body) -> bytes:
-    request = Request(f"{server.url}/{path}", json.dumps(body).encode())
+    headers = {"Content-Type": "application/json"}
+    request = Request(f"{server.url}/{path}", json.dumps(body).encode(), headers)
     with urlopen(request, timeout=60) as response:
         return response.read()
 

@@ -11,6 +11,7 @@ from vkv_cli.commands.serve import serve
 
 from vkv.errors import UnsupportedError
 from vkv.serve import upstream
+from vkv.serve.flags import DEFAULTS, OWN
 
 
 class ParsedError(Exception):
@@ -36,19 +37,21 @@ def theirs(monkeypatch):
 
 
 def test_defaults_are_those_of_mlx_lm(theirs):
-    ours = vars(upstream.arguments(model="m"))
+    ours = {k: v for k, v in vars(upstream.arguments(model="m")).items() if k not in OWN}
     if version("mlx-lm").startswith("0.31."):
         ours = {k: v for k, v in ours.items() if "kv_" not in k}
     assert ours | {"allowed_origins": ["*"]} == theirs
 
 
 def test_the_command_has_the_same_flags():
-    own = {"store", "max_bytes", "codec", "keys", "values", "min_tokens", "no_write"}
+    own = {
+        "store", "max_bytes", "codec", "keys", "values", "min_tokens", "no_write", "stop_seconds",
+    }  # fmt: skip
     without = {"draft_model", "num_draft_tokens", "pipeline"}
     options = {p.name: p for p in serve.params if p.name != "debug"}
-    assert options.keys() == (upstream.DEFAULTS.keys() - without) | own
+    assert options.keys() == (DEFAULTS.keys() - without) | own | OWN.keys()
     values = serve.make_context("serve", ["--model", "m"]).params
-    wanted = upstream.DEFAULTS | {"model": "m", "allowed_origins": []}
+    wanted = DEFAULTS | OWN | {"model": "m", "allowed_origins": []}
     assert {k: v for k, v in values.items() if k in wanted} == {
         k: v for k, v in wanted.items() if k not in without
     }

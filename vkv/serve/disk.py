@@ -8,8 +8,6 @@ import weakref
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
-import mlx.core as mx
-
 from vkv.caches.kinds.live import ADAPTERS, kind_of, shortest
 from vkv.identity import of_model, token_bytes
 from vkv.serve.writer import Job, Writer
@@ -105,12 +103,10 @@ class Disk:
     def offer(self, models: Models, tokens: list[int], cache: list[Any]) -> None:
         """Queue a prompt for storing, if enough of it is new.
 
-        Call it in the thread that computed the cache: MLX binds pending work to a thread.
-
         Args:
             models: Provider of the model that filled the cache.
             tokens: The tokens that ``cache`` holds.
-            cache: One mlx-lm cache per layer; never changed after this call.
+            cache: One mlx-lm cache per layer, evaluated; never changed after this call.
         """
         if self.writer is None or len(tokens) < self._min or not _is_storable(tokens, models):
             return
@@ -120,7 +116,6 @@ class Disk:
                 return
             if len(tokens) - self._stored(owner, tokens) < self._min:
                 return
-            mx.eval([c.state for c in cache])
         except Exception as exc:  # as in get
             self._failed(exc)
             return

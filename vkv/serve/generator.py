@@ -1,86 +1,118 @@
-"""mlx_lm.server's generator, with a last look at each prompt and a word to all when it ends."""
+"""Run mlx_lm.server's generation thread so that no request ends it, delays a stop, or stays."""
 
 from __future__ import annotations
 
 import logging
-import weakref
+import time
+from collections import deque
 from collections.abc import Callable
-from queue import Queue
-from threading import Lock
+from dataclasses import dataclass
 from typing import Any
 
-from mlx_lm.server import ResponseGenerator
+from mlx_lm.server import CompletionRequest, ResponseGenerator
 
-from vkv.serve.request import RequestError
+from vkv.serve.answers import Requests
+from vkv.serve.request_error import RequestError
+
+#: The server ends when this many faults of the generation thread fall within ``WITHIN``.
+MAX_FAULTS = 4
+WITHIN = 60.0  # seconds
 
 _log = logging.getLogger("vkv.serve")
 
 
-class Requests(Queue):  # type: ignore[type-arg]
-    """Requests for the generator, as (queue of answers, …), which can all be refused."""
+@dataclass
+class Request(CompletionRequest):  # type: ignore[misc]  # mlx-lm has no types
+    """Add to mlx_lm.server's request who asks, and its tokens if they are known.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = Lock()
-        self._error: Exception | None = None
-        self._waiting: weakref.WeakSet[Queue[Any]] = weakref.WeakSet()
+    Args:
+        client: Identifies the connection.
+        nbytes: Size of the body.
+        images: True if it has images.
+        tokenized: Result of ``Generator.tokenize``.
+    """
 
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Hand a request over; once ``fail`` was called it is refused."""
-        with self._lock:
-            self._waiting.add(item[0])
-            if self._error is not None:
-                item[0].put(self._error)
-                return
-        super().put(item, block, timeout)
-
-    def fail(self, error: Exception) -> None:
-        """Answer all who wait, and all who will ask, with an error."""
-        with self._lock:
-            self._error = error
-            for answers in self._waiting:
-                answers.put(error)
+    client: object = None
+    nbytes: int = 0
+    images: bool = False
+    tokenized: Any = None
 
 
-class Generator(ResponseGenerator):  # type: ignore[misc]  # mlx-lm has no types
-    """Serves requests in a thread of its own.
+class Generator(ResponseGenerator):  # type: ignore[misc]
+    """Serve requests in a thread of its own.
+
+    A fault in that thread fails the requests that it was computing, then the thread
+    goes on; repeated faults end it.
 
     Args:
         models: A ``ModelProvider``.
         prompts: A prompt cache.
-        died: Called, in that thread, when an error ends it.
+        died: Called in that thread when repeated faults end it.
 
     Attributes:
-        failed: Whether an error ended it.
+        failed: True once repeated faults have ended the thread.
     """
 
     def __init__(self, models: Any, prompts: Any, died: Callable[[], object]):
         self._died, self.failed = died, False
-        self._asked = Requests()
+        self._queue = Requests()
+        self._faults: deque[float] = deque(maxlen=MAX_FAULTS)
         super().__init__(models, prompts)
-        self.requests = self._asked
+        self.requests = self._queue
+
+    def generate(self, request: Any, args: Any, progress_callback: Any = None) -> Any:
+        """Queue a request; all names of a model are one to mlx-lm, so that they share a batch."""
+        args.model.model = args.model.draft = "default_model"
+        args.model.adapter = None
+        return super().generate(request, args, progress_callback)
+
+    def tokenize(self, tokenizer: Any, request: Request, args: Any) -> None:
+        """Tokenize a request in the calling thread, with a tokenizer of its own."""
+        request.tokenized = super()._tokenize(tokenizer, request, args)
+
+    def cancel(self, client: object, error: Exception) -> None:
+        """Cancel the requests of one connection."""
+        self._queue.cancel(client, error)
+
+    def stop(self) -> None:
+        """Cancel all requests, and let the thread end at its next step."""
+        self._stop = True
+        self._queue.close(RequestError("the server is being stopped", status=503))
+
+    def join(self, seconds: float | None = None) -> bool:
+        """Wait for the thread to end; return False if it still runs."""
+        self._generation_thread.join(seconds)
+        return not self._generation_thread.is_alive()
 
     def _generate(self) -> None:
-        try:
-            super()._generate()
-        except Exception as exc:  # a fault of mlx-lm or of vkv: no request can be served
-            _log.exception("the thread that generates died")
-            self.failed = True
-            self._asked.fail(RequestError(f"generation failed: {exc}", status=500))
+        while not self._stop:
+            try:
+                super()._generate()
+            except Exception as exc:  # of mlx-lm, MLX or vkv; other requests go on
+                _log.exception("the generation thread failed")
+                self._after_fault(RequestError(f"generation failed: {exc}", status=500))
+        self._queue.close(RequestError("the server is being stopped", status=503))
+
+    def _after_fault(self, error: RequestError) -> None:
+        self._queue.fail(error)
+        self._faults.append(time.monotonic())
+        if len(self._faults) == MAX_FAULTS and self._faults[-1] - self._faults[0] < WITHIN:
+            self._stop = self.failed = True
+            self._queue.close(error)
             self._died()
-        else:
-            self._asked.fail(RequestError("the server is being stopped", status=503))
+
+    def _serve_single(self, request: Any, *more: Any) -> None:
+        request[0].alone = True
+        super()._serve_single(request, *more)
 
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
-        """Errors here are answered; later ones, in a batch, would end the thread."""
-        found = super()._tokenize(tokenizer, request, args)
-        if not found[0]:
+        """Raise here, where mlx-lm answers with the error; later ones end a whole batch."""
+        tokenized = request.tokenized
+        if tokenized is None:
+            tokenized = super()._tokenize(tokenizer, request, args)
+        if not tokenized[0]:
             raise RequestError("the prompt has no tokens")
-        if args.sampling.top_k >= tokenizer.vocab_size:
-            args.sampling.top_k = 0  # all tokens, which 0 stands for
-        if bias := args.logits.logit_bias:
-            known = max(tokenizer.get_vocab().values())
-            if max(bias) > known:  # MLX does not look, and writes there
-                text = f"token {max(bias)}, the vocabulary ends at {known}"
-                raise RequestError(text, "logit_bias")
-        return found
+        for word in args.stop_words:
+            if not tokenizer.encode(word, add_special_tokens=False):
+                raise RequestError(f"the stop word {word[:40]!r} has no tokens", "stop")
+        return tokenized

@@ -1,77 +1,193 @@
-"""HTTP: mlx_lm.server's handler behind checks, with errors as the OpenAI API has them."""
+"""Answer HTTP requests by mlx_lm.server's handler, after they have been checked as a whole."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
+import socket
 import threading
+import uuid
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mlx_lm.server import APIHandler
 
-from vkv.serve import request
+from vkv.serve import body, boundary, completion, images
+from vkv.serve.connections import READ, WRITE, HttpServer, TimedReader
+from vkv.serve.front import Front
+from vkv.serve.generator import Request
+from vkv.serve.recorder import ErrorRecorder
+from vkv.serve.request import ChatRequest
+from vkv.serve.request_error import RequestError
+
+#: Seconds for which the rest of a refused body is read: a client that still sends when the
+#: connection is closed may not see the answer.
+DRAIN = 2.0
 
 _log = logging.getLogger("vkv.serve")
 _CHAT = {"/v1/completions": False, "/v1/chat/completions": True, "/chat/completions": True}
 
 
 class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
-    """One connection; takes what ``APIHandler`` takes.
+    """Answer one connection, which carries one request.
 
-    An error of mlx-lm's is held back (``_held``) and said anew: it has its text as a
-    string, and its status is always 404.
+    An error of mlx-lm goes to ``_held`` instead of the client, and is then written as the
+    OpenAI API writes it; mlx-lm's own has always status 404.
+
+    Args:
+        front: The models and the rules.
+        connection: As ``http.server.BaseHTTPRequestHandler``.
     """
 
     path: str
     rfile: Any
     wfile: Any
-    response_generator: Any
+    server: HttpServer
     _held: io.BytesIO | None = None
-    _began = False
+    _begun = False
+    _unread = 0
+
+    def __init__(self, front: Front, *connection: Any):
+        self.front = front
+        super().__init__(front.models[0], *connection)
+
+    def setup(self) -> None:
+        """Give the request, head and body together, a time to arrive."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(TimedReader(self.connection, READ))
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Log a line about a request."""
+        _log.info("%s %s", self.client_address[0], format % args)
 
     def do_POST(self) -> None:  # noqa: N802
-        """A completion, or an error with a body."""
+        """Answer with a completion, or with an error."""
         self.server.underway.add(threading.current_thread())
         try:
             self._complete()
-        except request.RequestError as exc:
+        except RequestError as exc:
             self._refuse(exc)
-        except ConnectionError:  # the client has gone
-            raise
-        except Exception as exc:  # of mlx-lm, after it was begun
+        except (ConnectionError, TimeoutError) as exc:
+            self._disconnect(exc)
+        except Exception as exc:  # of mlx-lm, after the answer was begun
             _log.warning("a request failed: %s", exc or type(exc).__name__, exc_info=True)
-            self._refuse(request.RequestError(f"{type(exc).__name__}: {exc}", status=500))
+            self._refuse(RequestError(f"{type(exc).__name__}: {exc}", status=500))
         finally:
             self.server.underway.discard(threading.current_thread())
 
+    def do_GET(self) -> None:  # noqa: N802
+        """Answer ``/health``, ``/v1/models`` and ``/v1/models/NAME``."""
+        try:
+            self._check_site()
+            self._get(urlsplit(self.path).path)
+        except RequestError as exc:
+            self._refuse(exc)
+
+    def do_OPTIONS(self) -> None:  # noqa: N802
+        """Answer the question of a browser whether a page may send requests."""
+        try:
+            self._check_site()
+            super().do_OPTIONS()
+        except RequestError as exc:
+            self._refuse(exc)
+
+    def _get(self, path: str) -> None:
+        if path == "/health":
+            failed = self.front.failed
+            self._answer(503 if failed else 200, {"status": "unavailable" if failed else "ok"})
+        elif path.rstrip("/") == "/v1/models":
+            self._answer(200, {"object": "list", "data": self.front.listing(self.created)})
+        elif path.startswith("/v1/models/"):
+            name = unquote(path.removeprefix("/v1/models/"))
+            self.front.find(name)
+            listed = self.front.listing(self.created)
+            self._answer(200, next(model for model in listed if model["id"] == name))
+        else:
+            raise RequestError(f"nothing is at {path[:200]}", status=404)
+
+    def _check_site(self) -> None:
+        rules, local = self.front.rules, self.connection.getsockname()[0]
+        boundary.check_site(self.headers, local=local, hosts=rules.hosts, origins=rules.origins)
+
     def _complete(self) -> None:
+        chat = self._read_head()
+        data = self._read_body()
+        self.server.connections.answering(self.connection, self._gone)
+        self.connection.settimeout(WRITE)
+        parsed = completion.parse(data, chat=chat)
+        model = self.front.find(parsed.model, parsed.adapters)
+        completion.check_limits(parsed, model.limits)
+        with_images = isinstance(parsed, ChatRequest) and images.inline(
+            parsed.messages, fetch=self.front.rules.image_urls
+        )
+        self.__dict__.update(completion.settings(parsed, model.limits, model.cli_args))
+        self._name_answer(chat)
+        request = Request(
+            **completion.content(parsed), client=self.connection, nbytes=len(data),
+            images=with_images,
+        )  # fmt: skip
+        self._generate(request, completion.stop_words(parsed), ErrorRecorder(model, self._hides()))
+
+    def _hides(self) -> bool:
+        return self.front.rules.hide_cached
+
+    def _read_head(self) -> bool:
+        """Check the head of a request; return True for a chat."""
+        self._unread = body.MAX_BODY
         path = urlsplit(self.path).path
         if path not in _CHAT:
-            raise request.RequestError(f"nothing is at {path}", status=404)
-        size = request.length(self.headers["Content-Length"])
-        data = self.rfile.read(size)
-        if len(data) < size:
-            raise request.RequestError(f"a body of {len(data)} bytes, Content-Length is {size}")
-        data = json.dumps(request.parsed(data, chat=_CHAT[path])).encode()
-        self.path, self.rfile = path, io.BytesIO(data)
-        self.headers.replace_header("Content-Length", str(len(data)))
-        self.response_generator = asked = _Asked(self.response_generator)
-        wire = self.wfile
+            raise RequestError(f"nothing is at {path[:200]}", status=404)
+        self._check_site()
+        boundary.check_type(self.headers)
+        self._unread = body.length(self.headers["Content-Length"])
+        return _CHAT[path]
+
+    def _read_body(self) -> bytes:
+        if self.headers.get("Expect", "").strip().lower() == "100-continue":
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
-            super().do_POST()
+            data: bytes = self.rfile.read(self._unread)
+        except TimeoutError as exc:
+            raise RequestError(f"{exc} ({READ:g} s)", status=408) from exc
+        size, self._unread = self._unread, 0
+        if len(data) < size:
+            raise RequestError(f"a body of {len(data)} bytes, Content-Length is {size}")
+        return data
+
+    def _gone(self) -> None:
+        self.front.cancel(self.connection, ConnectionAbortedError("the client has gone"))
+
+    def _name_answer(self, chat: bool) -> None:
+        """Set what mlx_lm.server sets for each of its paths."""
+        self.request_id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4()}"
+        kind = "chat.completion.chunk" if self.stream else "chat.completion"
+        self.object_type = kind if chat else "text_completion"
+
+    def _generate(self, request: Request, stop_words: list[str], recorder: ErrorRecorder) -> None:
+        self.response_generator, wire = recorder, self.wfile
+        try:
+            self.handle_completion(request, stop_words)
         finally:
             self.wfile = wire
         if self._held is not None:
-            raise asked.error or request.RequestError(_text(self._held.getvalue()))
+            raise recorder.error or RequestError("the request was refused")
 
-    def validate_model_parameters(self) -> None:
-        """Types and ranges as mlx-lm has them; its 0.31 lets the error escape."""
-        try:
-            super().validate_model_parameters()
-        except (ValueError, TypeError) as exc:
-            raise request.RequestError(str(exc)) from exc
+    def generate_response(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Make an answer, or a piece of one."""
+        return self._hidden(super().generate_response(*args, **options))
+
+    def completion_usage_response(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Make the last piece of a streamed answer."""
+        return self._hidden(super().completion_usage_response(*args, **options))
+
+    def _hidden(self, answer: dict[str, Any]) -> dict[str, Any]:
+        details = answer.get("usage", {}).get("prompt_tokens_details")
+        if details and self._hides():
+            details["cached_tokens"] = 0
+        return answer
 
     def _set_completion_headers(self, status_code: int = 200) -> None:
         if status_code < 400:
@@ -81,97 +197,36 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
         self._held = self.wfile = io.BytesIO()
 
     def end_headers(self) -> None:
-        """From here on the status is said."""
-        self._began = self._began or self._held is None
+        """Write the head; from here on the status cannot change."""
+        self._begun = self._begun or self._held is None
         super().end_headers()
 
-    def _refuse(self, error: request.RequestError) -> None:
+    def _refuse(self, error: RequestError) -> None:
         """Answer with an error; where the answer has begun, as its last event."""
         self._held = None
-        body = json.dumps(error.to_dict()).encode()
-        if self._began:
-            self.wfile.write(b"data: " + body + b"\n\n")
-            return
-        self._headers_buffer = []
-        self._answer(error.status, body)
-
-    def _answer(self, status: int, body: bytes) -> None:
-        super()._set_completion_headers(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
-
-    def do_GET(self) -> None:  # noqa: N802
-        """``/health``, ``/v1/models`` and ``/v1/models/NAME``."""
-        path = urlsplit(self.path).path
-        if path == "/health":
-            failed = self.response_generator.failed
-            status = {"status": "unavailable" if failed else "ok"}
-            self._answer(503 if failed else 200, json.dumps(status).encode())
-        elif path.rstrip("/") == "/v1/models":
-            found = {"object": "list", "data": self._models()}
-            self._answer(200, json.dumps(found).encode())
-        elif path.startswith("/v1/models/"):
-            self._model(unquote(path.removeprefix("/v1/models/")))
-        else:
-            self._refuse(request.RequestError(f"nothing is at {path}", status=404))
-
-    def _model(self, name: str) -> None:
-        for model in self._models():
-            if model["id"] == name:
-                self._answer(200, json.dumps(model).encode())
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            if self._begun:
+                self.wfile.write(b"data: " + json.dumps(error.to_dict()).encode() + b"\n\n")
                 return
-        text = f"no model {name!r} is here"
-        self._refuse(request.RequestError(text, "model", status=404, code="model_not_found"))
-
-    def _models(self) -> list[dict[str, Any]]:
-        """What is served, by each of its names, then what mlx-lm finds in the hub's cache."""
-        names = [*self.response_generator.model_provider.names]
-        names += [name for name in self._downloaded() if name not in names]
-        about = {"object": "model", "created": self.created, "owned_by": "vkv"}
-        return [{"id": name, **about} for name in names]
-
-    def _downloaded(self) -> list[str]:
-        wire, self.wfile, self.path = self.wfile, io.BytesIO(), "/v1/models"
-        try:
-            self.handle_models_request()
-            found = json.loads(self.wfile.getvalue().partition(b"\r\n\r\n")[2])
-            return [model["id"] for model in found["data"]]
-        except Exception as exc:  # there is no cache directory
-            _log.debug("the hub's cache cannot be listed: %s", exc)
-            return []
-        finally:
-            self.wfile = wire
             self._headers_buffer = []
-            self._began = False
+            self._answer(error.status, error.to_dict())
+            self._drain()
 
+    def _answer(self, status: int, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer).encode()
+        super()._set_completion_headers(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
-class _Asked:
-    """A generator that keeps the error that it raised, of which mlx-lm keeps the text."""
+    def _drain(self) -> None:
+        if not self._unread:
+            return
+        self.connection.shutdown(socket.SHUT_WR)
+        rest = TimedReader(self.connection, DRAIN)
+        while self._unread > 0 and (got := len(rest.read(1 << 16) or b"")):
+            self._unread -= got
 
-    def __init__(self, generator: Any):
-        self._generator = generator
-        self.error: request.RequestError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
-    def generate(self, *args: Any, **options: Any) -> Any:
-        try:
-            return self._generator.generate(*args, **options)
-        except request.RequestError as exc:
-            self.error = exc
-            raise
-        except Exception as exc:
-            self.error = request.RequestError(f"{type(exc).__name__}: {exc}")
-            raise
-
-
-def _text(held: bytes) -> str:
-    """What mlx-lm would have said."""
-    body = held.partition(b"\r\n\r\n")[2] or held
-    try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip() or "the request was refused"
+    def _disconnect(self, exc: Exception) -> None:
+        _log.info("%s: %s", self.client_address[0], exc or type(exc).__name__)
+        self.close_connection = True

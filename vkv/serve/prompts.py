@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
+
+import mlx.core as mx
 
 from vkv.serve.disk import Disk, Models
 
 
 class StoredPrompts:
-    """Replace an ``LRUPromptCache``; for one thread, the one that generates.
+    """Replace an ``LRUPromptCache``, for any number of threads that generate.
 
     Args:
         memory: The ``LRUPromptCache``; it answers all methods that are not defined here.
@@ -19,12 +22,21 @@ class StoredPrompts:
 
     def __init__(self, memory: Any, models: Models, disk: Disk):
         self._memory, self._models, self._disk = memory, models, disk
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._memory)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._memory, name)
+        value = getattr(self._memory, name)
+        return self._locked(value) if callable(value) else value
+
+    def _locked(self, method: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            with self._lock:
+                return method(*args, **options)
+
+        return call
 
     def fetch_nearest_cache(
         self, model: Any, tokens: list[int]
@@ -43,16 +55,19 @@ class StoredPrompts:
         hit = self._disk.get(self._models, tokens, in_memory=len(tokens) - len(rest))
         if hit is None:
             return cache, rest
-        self._memory.insert_cache(model, tokens[: hit.tokens], hit.cache)
+        mx.eval([c.state for c in hit.cache])  # another thread may use it next
+        with self._lock:
+            self._memory.insert_cache(model, tokens[: hit.tokens], hit.cache)
         return copy.deepcopy(hit.cache), hit.rest
 
     def _in_memory(self, model: Any, tokens: list[int]) -> tuple[list[Any] | None, list[int]]:
-        cache, rest = self._memory.fetch_nearest_cache(model, tokens)
-        if rest or len(tokens) < 2:
-            return (cache, rest) if rest else (None, tokens)
-        # The prompt equals an entry: without a token to compute there are no logits.
-        cache, rest = self._memory.fetch_nearest_cache(model, tokens[:-1])
-        return cache, [*rest, tokens[-1]]
+        with self._lock:
+            cache, rest = self._memory.fetch_nearest_cache(model, tokens)
+            if rest or len(tokens) < 2:
+                return (cache, rest) if rest else (None, tokens)
+            # The prompt equals an entry: without a token to compute there are no logits.
+            cache, rest = self._memory.fetch_nearest_cache(model, tokens[:-1])
+            return cache, [*rest, tokens[-1]]
 
     def insert_cache(
         self, model: Any, tokens: list[int], prompt_cache: list[Any], **options: Any
@@ -65,5 +80,7 @@ class StoredPrompts:
             prompt_cache: One cache per layer; never changed after this call.
             options: As ``LRUPromptCache.insert_cache`` takes them.
         """
-        self._memory.insert_cache(model, tokens, prompt_cache, **options)
+        mx.eval([c.state for c in prompt_cache])  # another thread may use it next
+        with self._lock:
+            self._memory.insert_cache(model, tokens, prompt_cache, **options)
         self._disk.offer(self._models, tokens, prompt_cache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vkv.serve.flags import CHOICES, RANGES
 from vkv_cli import quiet
 from vkv_cli.models import cannot_load
 from vkv_cli.options import CodecChoice, codec_options
@@ -26,12 +28,12 @@ LEVELS = ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 def _json(_: click.Context, param: click.Parameter, value: str) -> dict[str, Any]:
     try:
-        found = json.loads(value)
-    except ValueError as exc:
+        options = json.loads(value)
+    except (ValueError, RecursionError) as exc:
         raise click.BadParameter(f"not JSON: {exc}", param=param) from None
-    if not isinstance(found, dict):
+    if not isinstance(options, dict):
         raise click.BadParameter("expected an object", param=param)
-    return found
+    return options
 
 
 def _size(_: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -48,9 +50,32 @@ def _list(_: click.Context, __: click.Parameter, value: str) -> list[str]:
     return [item for item in value.split(",") if item]
 
 
-def _number(name: str, default: Any, text: str, kind: Any = int) -> Callable[..., Any]:
+def _number(name: str, default: Any, text: str) -> Callable[..., Any]:
+    """Make a flag for a number, with the range that the server checks."""
+    key = name.removeprefix("--").replace("-", "_")
+    kind: Any
+    if key in CHOICES:
+        kind = click.Choice(CHOICES[key])
+    else:
+        least, most = RANGES[key]
+        kind = (
+            _Finite(least, most)
+            if isinstance(least, float)
+            else click.IntRange(int(least), int(most))
+        )
     return click.option(name, type=kind, default=default, show_default=default is not None,
                         help=text)  # fmt: skip
+
+
+class _Finite(click.FloatRange):
+    """Refuse NaN, which is in every range to click."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert and check one value."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number", param, ctx)
+        return number
 
 
 #: Flags of mlx_lm.server, with its defaults; ``--allowed-origins`` alone has a safer one.
@@ -58,10 +83,10 @@ MLX_LM = (
     click.option("--model", required=True, help="A directory, or a repository on the hub."),
     click.option("--adapter-path", help="Trained adapter weights and config."),
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on."),
-    _number("--port", 8080, "Port to listen on; 0 for a free one.", click.IntRange(0, 65535)),
+    _number("--port", 8080, "Port to listen on; 0 for a free one."),
     click.option(
         "--allowed-origins", default="", callback=_list, metavar="ORIGIN,…",
-        help="Web pages that may read answers; * for all. By default none.",
+        help="Web pages that may use the server; * for all. By default none.",
     ),
     click.option("--trust-remote-code", is_flag=True, help="Let the repository's code run."),
     click.option(
@@ -70,10 +95,10 @@ MLX_LM = (
     ),
     click.option("--chat-template", default="", help="Instead of the tokenizer's own."),
     click.option("--use-default-chat-template", is_flag=True, help="If the tokenizer has none."),
-    _number("--temp", 0.0, "Temperature, where a request has none.", float),
-    _number("--top-p", 1.0, "Likewise, nucleus sampling.", float),
+    _number("--temp", 0.0, "Temperature, where a request has none."),
+    _number("--top-p", 1.0, "Likewise, nucleus sampling."),
     _number("--top-k", 0, "Likewise; 0 for off."),
-    _number("--min-p", 0.0, "Likewise; 0 for off.", float),
+    _number("--min-p", 0.0, "Likewise; 0 for off."),
     _number("--max-tokens", 512, "Most tokens to generate, where a request does not say."),
     click.option(
         "--chat-template-args", default="{}", callback=_json, metavar="JSON",
@@ -101,25 +126,64 @@ def _mlx_lm_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_mlx_lm_options
 @click.option(
-    "--store", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="Where prompts are stored.  [default: store in vkv's cache directory]",
-)  # fmt: skip
+    "--also-serve",
+    multiple=True,
+    metavar="MODEL",
+    help="Another model, which requests may name; repeat for more. All stay in memory.",
+)
 @click.option(
-    "--max-bytes", default="20GB", show_default=True, metavar="SIZE",
-    help="Most bytes of the store; what was used longest ago goes first.",
-)  # fmt: skip
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name of this server, for the header Host; localhost and its address always are.",
+)
+@click.option(
+    "--allow-image-urls",
+    is_flag=True,
+    help="Fetch the images that requests name by URL, from public addresses only.",
+)
+@click.option(
+    "--hide-cached-tokens",
+    is_flag=True,
+    help="Report cached_tokens as 0. The time of an answer still tells what was stored.",
+)
+@click.option(
+    "--store",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where prompts are stored.  [default: store in vkv's cache directory]",
+)
+@click.option(
+    "--max-bytes",
+    default="20GB",
+    show_default=True,
+    metavar="SIZE",
+    help="Most bytes of the store; the least recently used prompts are evicted first.",
+)
 @codec_options(note="For what is stored.")
 @click.option(
-    "--min-tokens", type=click.IntRange(1), default=128, show_default=True,
-    help="Read and write a prompt only where that spares so many tokens.",
-)  # fmt: skip
+    "--min-tokens",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Load and store a prompt only where that saves this many tokens.",
+)
 @click.option("--no-write", is_flag=True, help="Only use what is stored.")
+@click.option(
+    "--stop-seconds",
+    type=_Finite(0.0, 3600.0),
+    default=4.0,
+    show_default=True,
+    help="Most seconds from SIGTERM to the end; prompts not written by then are dropped.",
+)
 def serve(
     store: Path | None,
     max_bytes: str,
     codecs: CodecChoice,
     min_tokens: int,
     no_write: bool,
+    stop_seconds: float,
     **flags: Any,
 ) -> None:
     """Serve a model over HTTP, as mlx_lm.server does, with prompts that survive a restart.
@@ -128,10 +192,11 @@ def serve(
     What a prompt has in common with an earlier one, also of another run, is not computed
     again: usage.prompt_tokens_details.cached_tokens says how much.
 
-    Requests name the model as --model does, by the last part of that, or not at all.
+    Requests name the model as --model does, by the last part of that, or not at all. Others
+    are refused, unless --also-serve names them.
 
-    SIGINT and SIGTERM end the server once waiting prompts are written; a second one ends
-    it at once. Should generation fail for good, it ends likewise, with status 1.
+    SIGINT and SIGTERM end the server within --stop-seconds; a second one ends it at once.
+    Should generation fail for good, it ends likewise, with status 1.
     """
     quiet.silence_libraries(logs=False)
     logging.basicConfig(
@@ -145,10 +210,10 @@ def serve(
         store, max_bytes=max_bytes, min_tokens=min_tokens, codec=spec, write=not no_write,
         kv_bits=args.kv_bits,
     )  # fmt: skip
-    _run(Server(args, disk), args.model)
+    _run(Server(args, disk), args.model, stop_seconds)
 
 
-def _run(server: Server, model: str) -> None:
+def _run(server: Server, model: str, seconds: float) -> None:
     """Serve until a signal comes, then end the process."""
     stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -165,11 +230,11 @@ def _run(server: Server, model: str) -> None:
         stop.wait()
     finally:
         _on_signals(signal.SIG_DFL)
-        server.close()
+        server.close(seconds)
         for number, handler in before.items():
             signal.signal(number, handler)
-    # Below Python 3.13 a thread that was joined may still be taking MLX down, and a process
-    # that leaves the usual way meanwhile aborts, one time in five.
+    # A thread may still compute. Below Python 3.13 one that was joined may still be taking MLX
+    # down, and a process that leaves the usual way meanwhile aborts, one time in five.
     sys.stdout.flush()
     os._exit(1 if server.failed else 0)
 

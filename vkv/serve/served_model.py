@@ -1,0 +1,169 @@
+"""Hold one served model with the threads that generate from it."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.server import ModelProvider
+
+from vkv.serve.completion import ModelLimits
+from vkv.serve.disk import Disk
+from vkv.serve.generator import Generator, Request
+from vkv.serve.prompts import StoredPrompts
+
+#: Bytes from which a request is tokenized in the thread of its connection: 1 MB takes
+#: about a second, in which no other request would get a token.
+LONG = 1 << 15
+
+
+class Models(ModelProvider):  # type: ignore[misc]  # mlx-lm has no types
+    """Load one model and never another.
+
+    Attributes:
+        tried: Set once loading has ended, well or not.
+        error: The exception that ended it, if one did.
+        limits: What the model allows requests to say, once loaded.
+    """
+
+    def __init__(self, args: argparse.Namespace):
+        super().__init__(args)
+        self.tried = threading.Event()
+        self.error: Exception | None = None
+        self.limits = ModelLimits(0, False)
+
+    def load_default(self) -> None:
+        """Load the model in the generation thread, which MLX binds its work to."""
+        try:
+            super().load_default()
+            images = getattr(self, "processor", None) is not None
+            self.limits = ModelLimits(_vocabulary(self.model, self.tokenizer), images)
+        except Exception as exc:  # any of mlx-lm, transformers, the hub; ``wait`` raises it
+            self.error = exc
+        finally:
+            self.tried.set()
+
+
+class SharedModels:
+    """Offer the model that another provider has loaded, for requests served one by one."""
+
+    is_batchable = False
+
+    def __init__(self, models: Models):
+        self.cli_args, self.model_key = models.cli_args, models.model_key
+        self.model, self.tokenizer = models.model, models.tokenizer
+        self.processor, self.draft_model = getattr(models, "processor", None), None
+
+    def load(self, *_: Any) -> tuple[Any, Any]:
+        """Return the model and its tokenizer."""
+        return self.model, self.tokenizer
+
+    def load_default(self) -> None:
+        """Do nothing: the model is loaded."""
+
+    def reset(self) -> None:
+        """Drop the references to the model."""
+        self.model = self.tokenizer = self.processor = None
+
+
+class ServedModel:
+    """Generate from one model.
+
+    mlx-lm batches requests, but serves one with a seed alone, and would make all others
+    wait for its whole answer. Those have a thread of their own: MLX has one random state
+    for each thread.
+
+    Args:
+        args: Flags of the server, with this model.
+        disk: The store.
+        died: Called when generation has ended for good.
+
+    Attributes:
+        names: Names that requests may use for it.
+    """
+
+    def __init__(self, args: argparse.Namespace, disk: Disk, died: Callable[[], object]):
+        from mlx_lm.models.cache import LRUPromptCache
+
+        self.cli_args, self._disk, self._died = args, disk, died
+        self.names = [*dict.fromkeys((args.model, Path(args.model).name))]
+        self.models = Models(args)
+        limit = args.prompt_cache_bytes
+        memory = LRUPromptCache(
+            args.prompt_cache_size, **({} if limit is None else {"max_bytes": limit})
+        )
+        self._prompts = StoredPrompts(memory, self.models, disk)
+        self._lock = threading.Lock()
+        self._long = threading.Lock()
+        self._tokenizer: Any = None
+        self._generators = [Generator(self.models, self._prompts, died)]
+
+    def wait(self) -> None:
+        """Wait until the model is loaded.
+
+        Raises:
+            Exception: What mlx-lm raised when it loaded the model.
+        """
+        self.models.tried.wait()
+        if self.models.error is not None:
+            raise self.models.error
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the model allows requests to say."""
+        return self.models.limits
+
+    @property
+    def failed(self) -> bool:
+        """True once faults have ended generation; then no request can be served."""
+        return any(generator.failed for generator in self._generators)
+
+    def generate(self, request: Request, args: Any, progress_callback: Any = None) -> Any:
+        """Queue a request; as ``ResponseGenerator.generate``."""
+        if args.sampling.temperature == 0:
+            args.seed = None  # nothing is random, so it can join the batch
+        generator = self._generators[0]
+        if request.nbytes > LONG and not request.images:
+            with self._long:
+                if self._tokenizer is None:
+                    self._tokenizer = copy.deepcopy(self.models.tokenizer)
+                generator.tokenize(self._tokenizer, request, args)
+        if args.seed is not None and self.models.is_batchable:
+            generator = self._seeded()
+        return generator.generate(request, args, progress_callback)
+
+    def _seeded(self) -> Generator:
+        with self._lock:
+            if len(self._generators) == 1:
+                shared = SharedModels(self.models)
+                self._generators.append(Generator(shared, self._prompts, self._died))
+            return self._generators[1]
+
+    def cancel(self, client: object, error: Exception) -> None:
+        """Cancel the requests of one connection."""
+        for generator in self._generators:
+            generator.cancel(client, error)
+
+    def stop(self) -> None:
+        """Cancel all requests, and let the threads end."""
+        with self._lock:
+            for generator in self._generators:
+                generator.stop()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for each thread to end; return False if one still runs."""
+        ended = [generator.join(seconds) for generator in self._generators]
+        return all(ended)
+
+
+def _vocabulary(model: Any, tokenizer: Any) -> int:
+    """Return the number of logits; MLX knows their shape before it computes them."""
+    try:
+        return int(model(mx.zeros((1, 1), mx.int32)).shape[-1])
+    except Exception:  # a model that wants other arguments
+        return 1 + int(max(tokenizer.get_vocab().values()))
