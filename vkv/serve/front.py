@@ -56,7 +56,7 @@ class Front:
     names: dict[str, ServedModel] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.names.update({name: self.models[0] for name in self.models[0].names})
+        self.names.update(dict.fromkeys(self.models[0].names, self.models[0]))
         self.names["default_model"] = self.models[0]
         for model in self.models[1:]:
             for name in model.names:
