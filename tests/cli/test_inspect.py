@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from mlx_lm.models.cache import KVCache
+
 import vkv
 
 BLOCKS = """\
@@ -94,6 +96,6 @@ def test_an_empty_cache(run, tmp_path):
 
 
 def test_a_long_value_is_cut(run, tmp_path):
-    vkv.save(tmp_path / "a.vkv", [], metadata={"long": "x" * 5000})
+    vkv.save(tmp_path / "a.vkv", [KVCache()], metadata={"long": "x" * 5000})
     out = run("inspect", tmp_path / "a.vkv").out
     assert f"  metadata   long = {'x' * 200}… (5,000 characters)\n" in out

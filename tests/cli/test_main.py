@@ -9,6 +9,7 @@ import sys
 
 import click
 import pytest
+from mlx_lm.models.cache import KVCache
 from vkv_cli import main as entry
 from vkv_cli import quiet, text
 
@@ -301,8 +302,8 @@ WORDS = "\x1b]0;x\x07\x7f\x9b\u202e\u2028😀ä"
 @pytest.mark.parametrize("command", [["inspect"], ["inspect", "--json"], ["validate"], ["diff"]])
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_words_of_a_file_fit_every_terminal(command, encoding, tmp_path):
-    save(tmp_path / "a.vkv", [], metadata={WORDS: WORDS})
-    save(tmp_path / "b.vkv", [])
+    save(tmp_path / "a.vkv", [KVCache()], metadata={WORDS: WORDS})
+    save(tmp_path / "b.vkv", [KVCache()])
     paths = [tmp_path / "a.vkv", *[tmp_path / "b.vkv"] * (command == ["diff"])]
     ran = subprocess.run(
         [sys.executable, "-m", "vkv_cli", *command, *paths], capture_output=True, check=False,

@@ -11,7 +11,7 @@ import sys
 import mlx.core as mx
 import mlx_lm
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 import vkv
 from fixtures.models import tiny
@@ -244,14 +244,14 @@ def test_another_model_is_refused_unless_forced(run, system_file, other_model):
 
 
 def test_a_file_that_names_no_model(run, files, tmp_path):
-    vkv.save(tmp_path / "a.vkv", [], tokens=[1])
+    vkv.save(tmp_path / "a.vkv", [KVCache()], tokens=[1])
     ran = run("generate", tmp_path / "a.vkv", "-p", "x")
     assert ran.err == "vkv: error: the file does not name its model: give --model\n"
 
 
 def test_the_model_that_a_file_names_is_loaded_only_on_the_callers_word(run, tmp_path):
     names = {"model": "some/model of hers", "adapter_path": "a"}
-    vkv.save(tmp_path / "a.vkv", [], tokens=[1], metadata=names)
+    vkv.save(tmp_path / "a.vkv", [KVCache()], tokens=[1], metadata=names)
     ran = run("generate", tmp_path / "a.vkv", "-p", "x")
     assert (ran.status, ran.out) == (1, "")
     assert ran.err == (

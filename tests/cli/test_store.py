@@ -11,6 +11,7 @@ import sys
 
 import click
 import pytest
+from mlx_lm.models.cache import KVCache
 from vkv_cli import main as entry
 from vkv_cli.commands.store import COMMANDS, store
 from vkv_cli.main import main
@@ -246,7 +247,7 @@ def test_urls_are_only_read(kept, url):
 
 
 def test_add_says_what_is_wrong(kept, made, tmp_path):
-    vkv.save(tmp_path / "bare.vkv", [])
+    vkv.save(tmp_path / "bare.vkv", [KVCache()])
     ran = kept("add", tmp_path / "bare.vkv", made / "0.vkv")
     assert ran.status == 1
     assert "bare.vkv: the file names no model, so no prompt can be matched" in ran.err

@@ -122,7 +122,7 @@ def test_two_prefills_of_one_prompt_are_told_in_few_lines(tmp_path):
         "layers": 12,
         "layers_that_differ": 12,
     }
-    vkv.save(tmp_path / "d.vkv", [])
+    vkv.save(tmp_path / "d.vkv", [KVCache()])
     assert "token ids not recorded" in vkv.diff(tmp_path / "a.vkv", tmp_path / "d.vkv").summary
 
 

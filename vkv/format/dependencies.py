@@ -145,6 +145,11 @@ def resolver_for(
     document: Document, search_paths: Iterable[SearchPath] | None, more: Iterable[SearchPath] = ()
 ) -> FileResolver:
     """Return a resolver over ``search_paths`` (default: ``default_resolver``) and ``more``."""
+    if isinstance(search_paths, str | os.PathLike):
+        search_paths = [search_paths]
+    if search_paths is not None and not isinstance(search_paths, Iterable):
+        found = type(search_paths).__name__
+        raise VkvError(f"search_paths is a {found}, expected files and folders")
     first = default_resolver(document).search_paths if search_paths is None else search_paths
     return FileResolver([*first, *more])
 

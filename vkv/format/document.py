@@ -12,6 +12,7 @@ from typing import Self
 
 from blake3 import blake3
 
+from vkv._paths import check_path
 from vkv.errors import DigestError, HeaderError, VkvError
 from vkv.format import container, container_write, header, limits
 from vkv.format.container import Entry
@@ -121,11 +122,12 @@ def open_document(target: str | os.PathLike[str] | bytes) -> Document:
     """Open a path, a URL (as text), or bytes in memory.
 
     Raises:
-        VkvError: As ``Document``; or a URL needs a package that is missing.
+        VkvError: As ``Document``; ``target`` is no path; or a URL needs a package that is missing.
         OSError: It cannot be opened.
     """
     if isinstance(target, bytes):
         return Document(BytesSource(target))
+    check_path(target)
     if isinstance(target, str) and is_url(target):
         return Document(open_source(target), shown(target))
     return Document(FileSource(target), os.fspath(target))

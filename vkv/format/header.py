@@ -151,6 +151,12 @@ def metadata(values: Mapping[str, Any] | None) -> dict[str, str]:
     Raises:
         HeaderError: A key or a value is not a string (H9), or they are too many.
     """
+    if values is not None and not isinstance(values, Mapping):
+        raise HeaderError(
+            f"a {type(values).__name__}, expected a mapping of text to text",
+            rule="H9",
+            at="metadata",
+        )
     if values is not None and len(values) > MANY:
         raise HeaderError(f"{len(values)} entries, the limit is {MANY}", rule="H9", at="metadata")
     for key, value in (values or {}).items():

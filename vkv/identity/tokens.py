@@ -23,6 +23,10 @@ def token_bytes(ids: Any) -> bytes:
     Raises:
         VkvError: Of another shape, not whole numbers, or outside 0 to 2^32 - 1 (I2).
     """
+    if isinstance(ids, str):
+        raise VkvError(
+            "text, expected token ids: call tokenizer.encode first", rule="I2", at="tokens"
+        )
     try:
         array = np.array(ids)
     except (TypeError, ValueError, RuntimeError, OverflowError) as exc:

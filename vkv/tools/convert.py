@@ -31,7 +31,7 @@ from vkv.format.layer_rules import check_cache, check_layers
 from vkv.format.layers import external_references
 from vkv.format.schema import Header, Layer, Tensor
 from vkv.interop import files as mlx_lm_files
-from vkv.sources.urls import is_url
+from vkv.sources.urls import check_local, is_url
 from vkv.tools.inline import inline as inlined
 
 
@@ -87,6 +87,7 @@ def convert(
             beside ``inline``.
         OSError: A file cannot be read or written; what stood at ``dst`` is untouched.
     """
+    check_local(dst, "dst")
     if inline:
         _check_inline(codec=codec, tokens=tokens, basis=basis)
         with open_document(src) as source:

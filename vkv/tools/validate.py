@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from vkv._paths import check_path
 from vkv.codecs.segment_check import check_rereads, fit
 from vkv.errors import VkvError
 from vkv.format.container import HEADER
@@ -95,6 +96,7 @@ def validate(
     Raises:
         OSError: The file cannot be opened.
     """
+    check_path(path)
     report = Report(os.fspath(path), deep)
     try:
         document = open_document(path)

@@ -140,8 +140,8 @@ def check_owner(head: Header, model: Any, tokenizer: Any, *, force: bool = False
         MismatchError: They differ (I1), unless ``force``, which only warns.
     """
     wrong, odd = _model(head, model), list[str]()
-    if tokenizer is not None and head.tokenizer is not None:
-        live = identity.of_tokenizer(tokenizer)
+    live = None if tokenizer is None else identity.of_tokenizer(tokenizer)
+    if live is not None and head.tokenizer is not None:
         errors, odd = identity.tokenizer_differences(head.tokenizer, live)
         wrong += errors
     if wrong and not force:

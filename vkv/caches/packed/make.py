@@ -10,6 +10,7 @@ from vkv.caches.packed.cache import PackedKVCache
 from vkv.caches.packed.encoder import Encoder
 from vkv.caches.packed.rows import Rows
 from vkv.caches.saving.request import CodecPair, CodecSpec, codec_pair
+from vkv.errors import VkvError
 from vkv.format.schema import Rope
 
 
@@ -36,6 +37,9 @@ def make_prompt_cache(
     from mlx_lm.models.cache import make_prompt_cache as mlx_lm_caches
 
     asked = codec_pair(codec)
+    if not hasattr(model, "layers"):
+        found = type(model).__name__
+        raise VkvError(f"model is a {found}, expected a model as mlx_lm.load gives it")
     caches = mlx_lm_caches(model)
     ropes = identity.find(model)
     ropes = ropes if len(ropes) == len(caches) else [None] * len(caches)

@@ -9,7 +9,7 @@ from vkv.caches.saving.basis_file import AttachedBasis
 from vkv.caches.saving.delta import ParentFile
 from vkv.codecs import registry
 from vkv.codecs.registry import Choice
-from vkv.errors import VkvError
+from vkv.errors import CodecError, VkvError
 from vkv.format.schema import Rope, Stored
 
 #: A codec string, or one for keys and one for values.
@@ -48,6 +48,12 @@ def codec_pair(codec: CodecSpec) -> CodecPair:
     if isinstance(codec, str):
         choice = registry.parse(codec)
         return CodecPair(choice, choice)
+    if not isinstance(codec, Mapping) or not all(isinstance(v, str) for v in codec.values()):
+        raise CodecError(
+            f"{codec!r}, expected a codec string, or a map with one for 'keys' and 'values'",
+            rule="K2",
+            at="codec",
+        )
     if unknown := sorted(codec.keys() - {"keys", "values"}):
         raise VkvError(f"{unknown[0]!r} is not one of 'keys', 'values'", rule="K2", at="codec")
     keys, values = (registry.parse(codec.get(name, "raw")) for name in ("keys", "values"))

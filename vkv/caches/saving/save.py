@@ -13,6 +13,8 @@ from vkv import identity
 from vkv.arrays.cache_file import open_file
 from vkv.caches.kinds import live
 from vkv.caches.kinds.adapter import Snapshot
+from vkv.caches.prompt import Prompt
+from vkv.caches.saving.arguments import caches_and_tokens
 from vkv.caches.saving.basis_file import attached
 from vkv.caches.saving.delta import ParentFile
 from vkv.caches.saving.request import (
@@ -28,11 +30,12 @@ from vkv.format import header
 from vkv.format.dependencies import SearchPath
 from vkv.format.info import Info
 from vkv.format.schema import Header, Stored
+from vkv.sources.urls import check_local
 
 
 def save(
     path: str | os.PathLike[str],
-    cache: Sequence[Any],
+    cache: Sequence[Any] | Prompt,
     *,
     tokens: Any = None,
     model: Any = None,
@@ -55,7 +58,8 @@ def save(
 
     Args:
         path: Where to write; an existing file is replaced in one step.
-        cache: One mlx-lm cache per layer, as ``make_prompt_cache`` gives.
+        cache: One mlx-lm cache per layer, as ``make_prompt_cache`` gives; or a ``Prompt``, with its
+            tokens.
         tokens: The ids the cache holds, in order (list, NumPy or MLX, ``(T,)`` or
             ``(1, T)``). Without them the file cannot be matched to a prompt.
         model: The model that filled the cache. Without it ``load`` cannot refuse
@@ -89,6 +93,8 @@ def save(
         CodecError, UnknownCodecError: ``codec`` is refused.
         OSError: The file cannot be written; what stood there is untouched.
     """
+    check_local(path)
+    cache, tokens = caches_and_tokens(cache, tokens)
     snapshots = [_snapshot(c, i) for i, c in enumerate(cache)]
     owner, ropes = identity.of_model(model) if model is not None else (None, ())
     if owner is not None and len(cache) != len(owner.ropes):
