@@ -18,13 +18,13 @@ from tests.reference import file as reference
 from vkv import errors
 from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.caches.loading.decode import decode
-from vkv.format import container, container_write, header
+from vkv.format import container_write, framing, header
 from vkv.format.document import open_document
 from vkv.format.layers import walk
 from vkv.format.schema import Layer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "v1"
-CASES: list[dict[str, Any]] = json.loads((FIXTURES / "manifest.json").read_text())
+CASES: list[dict[str, Any]] = json.loads((FIXTURES / "manifest.json").read_text())["files"]
 GOOD = [c for c in CASES if "error" not in c]
 BAD = [c for c in CASES if c["file"].startswith("bad/")]
 UNKNOWN_CODEC = [c for c in CASES if c.get("error") == "UnknownCodecError"]
@@ -139,7 +139,7 @@ def test_good_is_a_safetensors_file(case):
                          ids=lambda c: c["file"])  # fmt: skip
 def test_writing_a_good_file_again_gives_its_bytes(case, tmp_path):
     with open_document(path(case)) as document:
-        entries = [e for e in document.entries.values() if e.name != container.HEADER]
+        entries = [e for e in document.entries.values() if e.name != framing.HEADER]
         loads = [((e.name, e.dtype, e.shape), lambda n=e.name: document.read(n)) for e in entries]
         head = document.header
         assert not set(head.needs) - header.KNOWN_NEEDS

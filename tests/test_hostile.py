@@ -23,7 +23,7 @@ from vkv.arrays.cache_file import open_file
 from vkv.codecs import registry
 from vkv.codecs.raw import Raw
 from vkv.errors import CodecError, ContainerError, HeaderError, VkvError
-from vkv.format import container, limits
+from vkv.format import framing, limits
 from vkv.format.document import open_document
 
 ROOT = Path(__file__).parents[1]
@@ -386,7 +386,7 @@ def test_table_rewritten_after_the_file_was_opened(old, new, tmp_path):
     path = tmp_path / "a.vkv"
     path.write_bytes((GOOD / "raw-kv-f32.vkv").read_bytes())
     with open_file(path) as file:
-        size = file.document.entries[container.HEADER].start
+        size = file.document.entries[framing.HEADER].start
         raw = path.read_bytes()
         with path.open("r+b") as out:  # in place: the descriptor sees it
             out.write(raw[:size].replace(old, new))

@@ -31,6 +31,7 @@ PUBLIC = [
     "Info",
     "MismatchError",
     "MissingFileError",
+    "NotVkvError",
     "Prompt",
     "PromptStore",
     "Remote",

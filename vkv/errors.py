@@ -4,6 +4,7 @@
 
     VkvError
     ├── ContainerError      the safetensors framing is broken          (rules C*)
+    │   └── NotVkvError     a safetensors file of another format       (C8)
     ├── HeaderError         the header is broken                       (rules H*)
     ├── DigestError         stored bytes do not match their digest     (rules D*)
     ├── CodecError          codec parameters or parts are broken       (rules K*, and the codec's)
@@ -28,6 +29,7 @@ __all__ = [
     "HeaderError",
     "MismatchError",
     "MissingFileError",
+    "NotVkvError",
     "UnknownCodecError",
     "UnsupportedError",
     "VkvError",
@@ -68,6 +70,10 @@ class VkvError(Exception):
 
 class ContainerError(VkvError):
     """The bytes are not a strict safetensors file."""
+
+
+class NotVkvError(ContainerError):
+    """The file is safetensors, but of another format."""
 
 
 class HeaderError(VkvError):

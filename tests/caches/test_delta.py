@@ -16,8 +16,9 @@ from msgspec.structs import replace
 import vkv
 from fixtures.models import tiny
 from vkv.errors import CacheError, DigestError, HeaderError, MismatchError, MissingFileError
-from vkv.format import container, container_write, dependencies, header
+from vkv.format import container_write, dependencies, framing, header
 from vkv.format.document import open_document
+from vkv.format.file_id import FileId
 
 CODECS = ["raw", "affine:bits=4", "nsnquant:bits=2", "kvquant:bits=3", "tc:step=0.5"]
 id_of = dependencies._id_of
@@ -176,27 +177,48 @@ def test_each_candidate_is_read_once_whatever_the_number_of_ids(tmp_path, monkey
     monkeypatch.setattr(dependencies, "_id_of", lambda path: seen.append(path) or id_of(path))
     resolver = dependencies.FileResolver([tmp_path])
     for n in (1, 3, 0, 2, 1):
-        with resolver.open(bytes.fromhex(vkv.inspect(tmp_path / f"{n}.vkv").id)) as document:
+        with resolver.open(vkv.inspect(tmp_path / f"{n}.vkv").id) as document:
             assert document.name == str(tmp_path / f"{n}.vkv")
     assert sorted(seen) == [tmp_path / f"{n}.vkv" for n in range(4)]
     with pytest.raises(MissingFileError, match=r"is not in [^(]*; pass search_paths="):
-        resolver.open(bytes(32))
+        resolver.open(FileId("0" * 64))
     assert len(seen) == 5
 
 
-@pytest.mark.parametrize("limit", [("MAX_CANDIDATES", 2), ("MAX_CANDIDATE_BYTES", 4000)])
-def test_a_search_for_any_number_of_ids_ends(tmp_path, monkeypatch, limit):
+def test_a_search_for_any_number_of_ids_ends(tmp_path, monkeypatch):
     chain(tmp_path, "raw", turns=4, first=20, turn=5)
-    ids = [bytes.fromhex(vkv.inspect(tmp_path / f"{n}.vkv").id) for n in range(4)]
-    monkeypatch.setattr(dependencies, *limit)
+    ids = [vkv.inspect(tmp_path / f"{n}.vkv").id for n in range(4)]
+    monkeypatch.setattr(dependencies, "MAX_CANDIDATES", 2)
     resolver = dependencies.FileResolver([tmp_path])
     resolver.open(ids[1]).close()
     for _ in range(2):
-        with pytest.raises(MissingFileError, match="the search ended after 2 files and"):
+        with pytest.raises(MissingFileError, match="the search ended after 2 files"):
             resolver.open(ids[3])
     resolver.open(ids[0]).close()
-    (tmp_path / "3.vkv").rename(tmp_path / f"{ids[3].hex()}.vkv")  # a name is not searched for
+    (tmp_path / "3.vkv").rename(tmp_path / f"{ids[3]}.vkv")  # a name is not searched for
     resolver.open(ids[3]).close()
+
+
+def test_files_that_only_say_that_they_have_an_id_are_not_opened(tmp_path, monkeypatch):
+    """Thousands of them, with tables of a megabyte, cost no more than their first bytes."""
+    chain(tmp_path, "raw", turns=2, first=20, turn=5)
+    id_ = vkv.inspect(tmp_path / "0.vkv").id
+    forms = [(framing.HEADER, "U8", (0,)), *((f"{n:0100}", "U8", (0,)) for n in range(9000))]
+    false = framing.frame("1.0", id_, forms)
+    true = (tmp_path / "0.vkv").read_bytes()
+    for n in range(20):
+        (tmp_path / f"0-{n}.vkv").write_bytes(false)
+    (tmp_path / "0.vkv").rename(tmp_path / "1-true.vkv")
+    opened = []
+    open_ = dependencies.open_document
+    monkeypatch.setattr(dependencies, "open_document", lambda p: opened.append(p) or open_(p))
+    assert vkv.load(tmp_path / "1.vkv").tokens == list(range(25))
+    assert opened == [tmp_path / "1-true.vkv"]
+    for n in range(20):  # the right header, but damaged behind it
+        (tmp_path / f"0-{n}.vkv").write_bytes(true + b"x")
+    with pytest.raises(MissingFileError, match="the search ended after 16 damaged files"):
+        vkv.load(tmp_path / "1.vkv")
+    assert len(opened) == 17
 
 
 def test_a_file_of_that_id_without_the_tensor_is_refused(tmp_path):
@@ -207,7 +229,7 @@ def test_a_file_of_that_id_without_the_tensor_is_refused(tmp_path):
             for name, stored in document.header.tensors.items()
         }
         head = header.replace(document.header, tensors=tensors)
-        own = [e for e in document.entries.values() if e.name != container.HEADER]
+        own = [e for e in document.entries.values() if e.name != framing.HEADER]
         loads = [((e.name, e.dtype, e.shape), lambda n=e.name: document.read(n)) for e in own]
         container_write.write(out.fileno(), loads, lambda _: header.dump(head))
     with pytest.raises(HeaderError) as caught:
@@ -300,7 +322,7 @@ def test_many_names_for_one_tensor_of_another_file(tmp_path):
             }) for name in extra
         )  # fmt: skip
         head = header.replace(head, tensors=tensors | extra, layers=head.layers + layers)
-        own = [e for e in document.entries.values() if e.name != container.HEADER]
+        own = [e for e in document.entries.values() if e.name != framing.HEADER]
         loads = [((e.name, e.dtype, e.shape), lambda n=e.name: document.read(n)) for e in own]
         container_write.write(out.fileno(), loads, lambda _: header.dump(head))
     found = [f for f in vkv.validate(tmp_path / "b.vkv").findings if f.rule == "H12"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import vkv
-from vkv.format import container, container_write, header
+from vkv.format import file_id, framing, header
 from vkv.format.account import ROWS, account
 from vkv.format.document import Document
 from vkv.format.info import of_document
@@ -147,9 +147,11 @@ def large(path: Path) -> None:
         tokens=Tokens(count=TOKENS, digest=bytes(32), tensor="vkv.tokens"),
     )  # fmt: skip
     raw = header.dump(head)
-    frame = container_write.frame(
-        [(container.HEADER, "U8", (len(raw),))]
-        + [(name, t.dtype, t.shape) for name, t in stored.items()]
+    frame = framing.frame(
+        header.VERSION,
+        file_id.of_header(raw),
+        [(framing.HEADER, "U8", (len(raw),))]
+        + [(name, t.dtype, t.shape) for name, t in stored.items()],
     )
     path.write_bytes(frame + raw)
     os.truncate(path, len(frame) + len(raw) + sum(t.nbytes for t in stored.values()))

@@ -10,10 +10,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import safetensors
+import safetensors.numpy
+from blake3 import blake3
 
 from vkv.errors import ContainerError
-from vkv.format import container, container_write, limits
-from vkv.format.container_write import Form
+from vkv.format import container, container_write, dtypes, framing, limits
+from vkv.format.file_id import FileId
+from vkv.format.framing import Form
 from vkv.sources import base
 from vkv.sources.local import FileSource
 from vkv.sources.memory import BytesSource
@@ -30,7 +33,7 @@ FORMS: list[Form] = [
 
 def content(form: Form) -> bytes:
     _, dtype, shape = form
-    size = int(np.prod(shape)) * container.ITEMSIZE[dtype]
+    size = int(np.prod(shape)) * dtypes.ITEMSIZE[dtype]
     return np.random.default_rng(0).bytes(size)
 
 
@@ -62,21 +65,22 @@ class Counting(FileSource):
 
 def test_what_is_written_is_read(tmp_path):
     data = written(tmp_path / "a.vkv")
-    entries = container.parse(BytesSource(data))
-    assert list(entries) == [container.HEADER, *(name for name, _, _ in FORMS)]
+    entries = container.parse(BytesSource(data)).entries
+    assert list(entries) == [framing.HEADER, *(name for name, _, _ in FORMS)]
     for form in FORMS:
         entry = entries[form[0]]
         assert (entry.name, entry.dtype, entry.shape) == form
         assert data[entry.start : entry.stop] == content(form)
-    header = entries[container.HEADER]
+    header = entries[framing.HEADER]
     digests = b"".join(container_write.digest(content(form)) for form in FORMS)
     assert data[header.start : header.stop] == digests
 
 
 def test_layout_is_fixed_to_the_byte(tmp_path):
     data = written(tmp_path / "a.vkv", [("x", "U8", (2,))])
+    digests = container_write.digest(content(("x", "U8", (2,))))
     text = (
-        '{"__metadata__":{"format":"vkv","vkv":"1.0"},'
+        '{"__metadata__":{"format":"vkv","vkv":"1.0","id":"' + blake3(digests).hexdigest() + '"},'
         '"vkv.header":{"dtype":"U8","shape":[32],"data_offsets":[0,32]},'
         '"x":{"dtype":"U8","shape":[2],"data_offsets":[32,34]}}'
     )
@@ -96,13 +100,14 @@ def test_other_libraries_open_it(tmp_path):
         assert loaded[form[0]].shape == form[2]
         assert loaded[form[0]].nbytes == len(content(form))
     with safetensors.safe_open(tmp_path / "a.vkv", "numpy") as file:
-        assert file.metadata() == container.METADATA
+        parsed = container.parse(BytesSource(data))
+        assert file.metadata() == {"format": "vkv", "vkv": "1.0", "id": parsed.id}
 
 
 def test_parsing_reads_the_table_and_no_data(tmp_path):
     data = written(tmp_path / "a.vkv", [("big", "U8", (1 << 22,))])
     source = Counting(tmp_path / "a.vkv")
-    assert container.parse(source)["big"].stop == len(data)
+    assert container.parse(source).entries["big"].stop == len(data)
     assert source.count == base.FIRST_READ
     source.close()
 
@@ -111,21 +116,24 @@ def test_table_longer_than_the_first_read(tmp_path):
     forms: list[Form] = [(f"tensor.{i}", "U8", (1,)) for i in range(2000)]
     written(tmp_path / "a.vkv", forms)
     source = Counting(tmp_path / "a.vkv")
-    entries = container.parse(source)
+    entries = container.parse(source).entries
     assert len(entries) == 2001
-    assert base.FIRST_READ < source.count == entries[container.HEADER].start
+    assert base.FIRST_READ < source.count == entries[framing.HEADER].start
     source.close()
 
 
 def test_table_of_just_more_than_the_limit():
-    good = b'{"__metadata__":{"format":"vkv"},'
-    good += b'"vkv.header":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
-    for size, rule in ((limits.MAX_JSON, None), (container.MAX_JSON + 1, "C2")):
-        data = size.to_bytes(8, "little") + good.ljust(size) + b"h"
-        if rule:
-            assert "the limit is 2097152" in refused(data, rule)
-        else:
-            assert container.parse(BytesSource(data))[container.HEADER].nbytes == 1
+    def framed(name: str) -> bytes:
+        return framing.frame(
+            "1.0", FileId("0" * 64), [(framing.HEADER, "U8", (1,)), (name, "U8", (0,))]
+        )
+
+    room = limits.MAX_JSON - len(framed("")) + 8
+    longest = framed("x" * (room // 64 * 64))
+    assert limits.MAX_JSON - 64 < len(longest) - 8 <= limits.MAX_JSON
+    assert container.parse(BytesSource(longest + b"h")).entries[framing.HEADER].nbytes == 1
+    longer = (limits.MAX_JSON + 1).to_bytes(8, "little") + longest[8:].ljust(limits.MAX_JSON + 1)
+    assert "the limit is 2097152" in refused(longer + b"h", "C2")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +144,19 @@ def test_table_of_just_more_than_the_limit():
         (lambda d: b"GGUF" + d[4:], "C2", "is this a safetensors file?"),
         (lambda d: d[:-1], "C6", "the file is cut short"),
         (lambda d: d + b"x", "C6", "trailing bytes"),
-        (lambda d: d.replace(b'"vkv","vkv"', b'"mlx","vkv"'), "C8", "`vkv convert` reads mlx-lm"),
+        (
+            lambda d: d.replace(b'"vkv","vkv"', b'"vkw","vkv"'),
+            "C8",
+            "header damaged: format is 'vkw'",
+        ),
+        (lambda d: d.replace(b'"id":"', b'"ie":"'), "C8", "header damaged: holds format, ie, vkv"),
+        (lambda d: d.replace(b'"id":"', b'"id":"x'), "C8", "expected 64 hex digits"),
+        (
+            lambda d: d.replace(b'"dtype":"U8","shape":[5]', b'"shape":[5],"dtype":"U8"'),
+            "C10",
+            "header damaged: JSON of",
+        ),
+        (lambda d: safetensors.numpy.save({"a": np.ones(3)}), "C8", "not a vkv file"),
         (lambda d: d.replace(b'"ids"', b'"odd"'), "C3", "'odd' stands twice"),
     ],
 )

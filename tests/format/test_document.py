@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from vkv.errors import DigestError, HeaderError, VkvError
-from vkv.format import container, container_write, header
-from vkv.format.container_write import Form
+from vkv.format import container_write, framing, header
 from vkv.format.document import Document, open_document
+from vkv.format.framing import Form
 from vkv.format.limits import FREE_ELEMENTS, MAX_EXPANSION
 from vkv.format.schema import Header, Layer, Segment, Stored, Tensor, Tokens
 from vkv.sources.memory import BytesSource
@@ -55,7 +55,7 @@ def test_path_and_bytes_give_the_same(tmp_path):
     with open_document(tmp_path / "a.vkv") as file, open_document(data) as memory:
         assert file.header == memory.header
         assert file.size == memory.size == len(data)
-        entry = file.entries[container.HEADER]
+        entry = file.entries[framing.HEADER]
         assert file.id == memory.id == container_write.digest(data[entry.start : entry.stop]).hex()
         assert file.read("a") == memory.read("a") == bytes(range(8))
         assert file.name == str(tmp_path / "a.vkv")

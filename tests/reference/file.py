@@ -65,7 +65,7 @@ def open_file(
     """Header and stored tensors by name; digests are checked."""
     length = int.from_bytes(data[:8], "little")
     table = json.loads(data[8 : 8 + length])
-    assert table.pop("__metadata__")["format"] == "vkv"
+    metadata = table.pop("__metadata__")
     body = data[8 + length :]
 
     def cut(name: str) -> bytes:
@@ -74,6 +74,9 @@ def open_file(
 
     header = msgpack.unpackb(cut("vkv.header"))
     assert header["version"].split(".")[0] == "1"
+    file_id = blake3(cut("vkv.header")).hexdigest()
+    assert metadata == {"format": "vkv", "vkv": header["version"], "id": file_id}
+    assert data[: 8 + length] == framing(metadata, table)
     stored = {}
     for name, info in header["tensors"].items():
         if "file" in info:
@@ -82,6 +85,31 @@ def open_file(
         assert blake3(cut(name)).digest() == info["digest"], name
         stored[name] = _array(cut(name), table[name]["dtype"], table[name]["shape"])
     return header, stored
+
+
+def framing(metadata: dict[str, str], table: dict[str, Any]) -> bytes:
+    """The bytes before the data, as C10 has them, for tensors in the order of the data."""
+
+    def escaped(text: str) -> str:
+        short = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r",
+                 "\t": "\\t"}  # fmt: skip
+        units = text.encode("utf-16-be")
+        pairs = (int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2))
+        return "".join(
+            short.get(chr(u)) or (chr(u) if 0x20 <= u <= 0x7F else f"\\u{u:04x}") for u in pairs
+        )
+
+    words = ",".join(f'"{key}":"{escaped(value)}"' for key, value in metadata.items())
+    rows = ['"__metadata__":{' + words + "}"]
+    for name, entry in sorted(table.items(), key=lambda item: item[1]["data_offsets"]):
+        sizes, at = (",".join(map(str, entry[key])) for key in ("shape", "data_offsets"))
+        rows.append(
+            f'"{escaped(name)}":{{"dtype":"{entry["dtype"]}","shape":[{sizes}],'
+            f'"data_offsets":[{at}]}}'
+        )
+    text = "{" + ",".join(rows) + "}"
+    text += " " * (-(8 + len(text)) % 64)
+    return len(text).to_bytes(8, "little") + text.encode()
 
 
 def _referred(info: dict[str, Any], other: bytes) -> np.ndarray:

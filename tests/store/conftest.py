@@ -12,7 +12,7 @@ from mlx_lm.models.cache import KVCache
 
 import vkv
 from fixtures.models import tiny
-from vkv.format import container, container_write, header
+from vkv.format import container_write, framing, header
 from vkv.format.document import open_document
 
 
@@ -48,7 +48,7 @@ def rewritten(path: Path, target: Path, **changes) -> Path:
         loads = [
             ((e.name, e.dtype, e.shape), lambda e=e: document.source.read(e.start, e.nbytes))
             for e in document.entries.values()
-            if e.name != container.HEADER
+            if e.name != framing.HEADER
         ]
         with target.open("wb+") as out:
             container_write.write(out.fileno(), loads, lambda _: header.dump(head))

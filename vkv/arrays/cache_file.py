@@ -13,6 +13,7 @@ from vkv.arrays.reader import Reader, reader
 from vkv.codecs.protocol import DTYPES, Codec, Parts
 from vkv.codecs.segment_check import check_rereads, fit
 from vkv.errors import CodecError, HeaderError, VkvError
+from vkv.format import file_id
 from vkv.format.dependencies import (
     Dependency,
     FileResolver,
@@ -21,6 +22,7 @@ from vkv.format.dependencies import (
     resolver_for,
 )
 from vkv.format.document import Document, open_document
+from vkv.format.file_id import FileId
 from vkv.format.layers import segment_shape
 from vkv.format.schema import Header, Segment, Tensor
 
@@ -41,7 +43,7 @@ class CacheFile:
         self.document, self._verify = document, verify
         self._resolver = resolver or default_resolver(document)
         self._reader = reader(document, verify=verify)
-        self._dependencies: dict[bytes, tuple[Dependency, Reader]] = {}
+        self._dependencies: dict[FileId, tuple[Dependency, Reader]] = {}
         self._settled = True
         _checked(document)
 
@@ -90,24 +92,24 @@ class CacheFile:
         if stored.file is None:
             self.document.check(name)
         else:
-            other, _ = self._dependency(stored.file)
+            other, _ = self._dependency(file_id.from_bytes(stored.file))
             other.document.check(other.name(stored, name))
 
     def _located(self, names: Iterable[str]) -> list[tuple[Reader, list[str]]]:
         """Stored tensors by the reader that has them, under their names there."""
         own: list[str] = []
-        found: dict[bytes, list[str]] = {}
+        others: dict[FileId, list[str]] = {}
         for name in names:
             stored = self.header.tensors[name]
             if stored.file is None:
                 own.append(name)
             else:
-                there = self._dependency(stored.file)[0].name(stored, name)
-                found.setdefault(stored.file, []).append(there)
-        readers = [(self._dependencies[key][1], there) for key, there in found.items()]
+                key = file_id.from_bytes(stored.file)
+                others.setdefault(key, []).append(self._dependency(key)[0].name(stored, name))
+        readers = [(self._dependencies[key][1], there) for key, there in others.items()]
         return [(self._reader, own), *readers] if own else readers
 
-    def _dependency(self, key: bytes) -> tuple[Dependency, Reader]:
+    def _dependency(self, key: FileId) -> tuple[Dependency, Reader]:
         if key not in self._dependencies:
             document = self._resolver.open(key)
             dependency = Dependency(document, self.header)

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 
-from vkv.format.container import HEADER
 from vkv.format.document import Document
+from vkv.format.framing import HEADER
 from vkv.format.layers import segment_shape, segments
 from vkv.format.schema import ROLES
 

@@ -1,6 +1,6 @@
-"""Strict safetensors framing: ranged reads, deterministic layout, digests, limits.
+"""Read strict safetensors framing: ranged reads, one layout, limits.
 
-Rules C1 to C9 of ``spec/v1/format.md``. A ``.vkv`` file is a safetensors file::
+Rules C1 to C10 of ``spec/v1/format.md``. A ``.vkv`` file is a safetensors file::
 
     u64 little-endian   n, length of the JSON
     n bytes             JSON, padded with spaces so that the data starts at a multiple of 64
@@ -13,18 +13,18 @@ files; this exists for what it does not do: ranged reads, fixed layout, limits.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from vkv.errors import ContainerError
+from vkv.errors import ContainerError, HeaderError, NotVkvError
 from vkv.format.dtypes import ITEMSIZE
-from vkv.format.limits import MAX_COMMAS, MAX_JSON, MAX_OPEN, MAX_SIZE
+from vkv.format.file_id import FileId, is_file_id, of_header
+from vkv.format.framing import FORMAT, HEADER, frame
+from vkv.format.limits import MAX_COMMAS, MAX_HEADER, MAX_JSON, MAX_OPEN, MAX_SIZE
 from vkv.sources.base import FIRST_READ, Source
-
-HEADER = "vkv.header"
-METADATA = {"format": "vkv", "vkv": "1.0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,27 @@ class Entry:
         return self.stop - self.start
 
 
-def parse(source: Source) -> dict[str, Entry]:
-    """Read and check the framing of ``source``; reads nothing but the JSON header.
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The framing of one file.
 
-    Returns:
-        The entries by name, in file order. Together they cover the data exactly.
+    Attributes:
+        entries: Tensors by name, in file order; together they cover the data exactly.
+        version: Version of the format, as ``__metadata__`` has it.
+        id: Id of the file, as ``__metadata__`` has it.
+    """
+
+    entries: dict[str, Entry]
+    version: str
+    id: FileId
+
+
+def parse(source: Source) -> Container:
+    """Read and check the framing of ``source``; reads nothing but the JSON.
 
     Raises:
-        ContainerError: A broken rule C1 to C8.
+        NotVkvError: A safetensors file of another format (C8).
+        ContainerError: A broken rule C1 to C8, or C10.
     """
     if source.size < 8:
         raise ContainerError(f"{source.size} bytes, expected at least 8", rule="C1")
@@ -60,15 +73,66 @@ def parse(source: Source) -> dict[str, Entry]:
             f"JSON header of {length} bytes, the limit is {MAX_JSON}; is this a safetensors file?",
             rule="C2",
         )
-    if 8 + length > source.size:
+    base = 8 + length
+    if base > source.size:
         raise ContainerError(
-            f"JSON header ends at byte {8 + length}, the file at {source.size}", rule="C1"
+            f"JSON header ends at byte {base}, the file at {source.size}", rule="C1"
         )
-    if 8 + length > len(first):
-        first += source.read(len(first), 8 + length - len(first))
-    table = _parse_json(first[8 : 8 + length])
-    entries = [_entry(name, value, 8 + length) for name, value in table.items()]
-    return _check_cover(sorted(entries, key=lambda e: (e.start, e.stop)), 8 + length, source.size)
+    if base > len(first):
+        first += source.read(len(first), base - len(first))
+    table = _parse_json(first[8:base])
+    version, file_id = _metadata(table)
+    entries = [_entry(name, value, base) for name, value in table.items()]
+    covered = _check_cover(sorted(entries, key=lambda e: (e.start, e.stop)), base, source.size)
+    container = Container(covered, version, file_id)
+    _check_text(container, first[:base])
+    return container
+
+
+#: How every file begins (C10), up to the size of its header.
+_BEGINNING = re.compile(
+    rb'\{"__metadata__":\{"format":"vkv","vkv":"[0-9.]{3,20}","id":"([0-9a-f]{64})"\},'
+    rb'"vkv\.header":\{"dtype":"U8","shape":\[([0-9]{1,7})\],'
+)
+_BEGINNING_SIZE = 256
+
+
+def peek_id(source: Source) -> FileId | None:
+    """Return the id that a file says it has, from its first bytes; ``None`` if it says none."""
+    found = _BEGINNING.match(source.read(0, min(source.size, _BEGINNING_SIZE)), 8)
+    return FileId(found[1].decode()) if found else None
+
+
+def has_id(source: Source, file_id: FileId) -> bool:
+    """Tell whether the header of a file has this digest. Parses neither JSON nor header."""
+    first = source.read(0, min(source.size, _BEGINNING_SIZE))
+    found = _BEGINNING.match(first, 8)
+    start, nbytes = 8 + int.from_bytes(first[:8], "little"), int(found[2]) if found else 0
+    if not found or nbytes > MAX_HEADER or start + nbytes > source.size:
+        return False
+    return of_header(source.read(start, nbytes)) == file_id
+
+
+def read_header(source: Source, container: Container) -> bytes:
+    """Read the bytes of ``vkv.header`` and compare them with the id of the file.
+
+    Raises:
+        HeaderError: Too many bytes (H5).
+        ContainerError: Other bytes than were written (C8).
+    """
+    entry = container.entries[HEADER]
+    if entry.nbytes > MAX_HEADER:
+        found = f"{entry.nbytes} bytes, the limit is {MAX_HEADER}"
+        raise HeaderError(found, rule="H5", at=HEADER)
+    raw = source.read(entry.start, entry.nbytes)
+    if (actual := of_header(raw)) != container.id:
+        raise damaged(f"BLAKE3 {actual[:16]}…, __metadata__ says {container.id[:16]}…")
+    return raw
+
+
+def damaged(found: str, rule: str = "C8", at: str = HEADER) -> ContainerError:
+    """Return the error of a file whose JSON or header is not what was written."""
+    return ContainerError(f"header damaged: {found}", rule=rule, at=at)
 
 
 def _parse_json(raw: bytes) -> dict[str, Any]:
@@ -92,17 +156,30 @@ def _parse_json(raw: bytes) -> dict[str, Any]:
         raise ContainerError(f"JSON header: {exc}", rule="C3") from None
     if not isinstance(table, dict) or not text.startswith("{"):
         raise ContainerError("JSON header does not start with an object", rule="C3")
-    metadata = table.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+    return table
+
+
+def _metadata(table: dict[str, Any]) -> tuple[str, FileId]:
+    """Take ``__metadata__`` out of the table and return its version and id (C8)."""
+    values = table.pop("__metadata__", {})
+    if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
         raise ContainerError("not a map of text to text", rule="C3", at="__metadata__")
-    if metadata.get("format") != "vkv":
-        raise ContainerError(
-            "a safetensors file, but not a vkv file (format is "
-            f"{metadata.get('format')!r}); `vkv convert` reads mlx-lm prompt caches",
+    found = values.get("format")
+    if found != FORMAT and HEADER not in table:
+        raise NotVkvError(
+            f"a safetensors file, but not a vkv file (format is {found!r}); `vkv convert` reads "
+            "mlx-lm prompt caches",
             rule="C8",
             at="__metadata__",
         )
-    return table
+    if found != FORMAT:
+        raise damaged(f"format is {found!r}, expected {FORMAT!r}", at="__metadata__")
+    if values.keys() != {"format", "vkv", "id"}:
+        names = ", ".join(sorted(values))
+        raise damaged(f"holds {names}, expected format, vkv and id", at="__metadata__")
+    if not is_file_id(values["id"]):
+        raise damaged(f"id {values['id']!r}, expected 64 hex digits", at="__metadata__")
+    return values["vkv"], values["id"]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -172,3 +249,18 @@ def _check_cover(entries: list[Entry], base: int, size: int) -> dict[str, Entry]
     if entries[0].dtype != "U8" or len(entries[0].shape) != 1:
         raise ContainerError("must be a U8 vector", rule="C7", at=HEADER)
     return {entry.name: entry for entry in entries}
+
+
+def _check_text(container: Container, found: bytes) -> None:
+    """Refuse any other text than the one that writers make of the same content (C10)."""
+    forms = [(e.name, e.dtype, e.shape) for e in container.entries.values()]
+    expected = frame(container.version, container.id, forms)
+    if found == expected:
+        return
+    at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), 0)
+    raise damaged(
+        f"JSON of {len(found) - 8} bytes, expected one of {len(expected) - 8}, without spaces but "
+        f"at the end, in the order of the data; the first difference is at byte {at}",
+        rule="C10",
+        at="JSON header",
+    )

@@ -5,19 +5,19 @@ The rules are those of ``vkv.format.container``, which reads it.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
-from typing import Any, Protocol
+from typing import Protocol
 
 from blake3 import blake3
 
 from vkv.errors import ContainerError
-from vkv.format.container import HEADER, METADATA
 from vkv.format.dtypes import ITEMSIZE
-from vkv.format.limits import ALIGN, MAX_JSON
+from vkv.format.file_id import FileId, of_header
+from vkv.format.framing import HEADER, Form, frame
+from vkv.format.header import VERSION
 from vkv.sources.base import READ_CHUNK, Buffer
 
 
@@ -32,26 +32,6 @@ class Pieces(Protocol):
 def digest(data: Buffer, threads: int = 1) -> bytes:
     """BLAKE3 of ``data``, 32 bytes."""
     return blake3(data, max_threads=threads).digest()
-
-
-Form = tuple[str, str, tuple[int, ...]]
-
-
-def frame(forms: Iterable[Form]) -> bytes:
-    """The length and JSON of a container holding tensors ``(name, dtype, shape)`` in this order."""
-    table: dict[str, Any] = {"__metadata__": METADATA}
-    at = 0
-    for name, dtype, shape in forms:
-        stop = at + prod(shape) * ITEMSIZE[dtype]
-        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, stop]}
-        at = stop
-    text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode()
-    text += b" " * (-(8 + len(text)) % ALIGN)
-    if len(text) > MAX_JSON:
-        raise ContainerError(
-            f"JSON header of {len(text)} bytes, the limit is {MAX_JSON}", rule="C2"
-        )
-    return len(text).to_bytes(8, "little") + text
 
 
 def write_all(fd: int, data: Buffer, offset: int) -> None:
@@ -81,8 +61,9 @@ def write(
         fd: Descriptor open for writing.
         tensors: Name, dtype and shape of each tensor after the header, and a call
             that returns its bytes; called once, in order, in the calling thread.
-        header: Given the digests of the tensors, the bytes of ``vkv.header``. Called
-            first with zeros, to learn the length, which must not depend on them.
+        header: Given the digests of the tensors, returns the bytes of ``vkv.header``, of
+            this build's version of the format. Called first with zeros, to learn the
+            length, which must not depend on them.
 
     Raises:
         ContainerError: A tensor has another size than its form (C5), or the table
@@ -90,8 +71,8 @@ def write(
         OSError: The file cannot be written.
     """
     blank = header([bytes(32)] * len(tensors))
-    head = frame([(HEADER, "U8", (len(blank),)), *(form for form, _ in tensors)])
-    at = len(head) + len(blank)
+    forms: list[Form] = [(HEADER, "U8", (len(blank),)), *(form for form, _ in tensors)]
+    at = len(frame(VERSION, FileId("0" * 64), forms)) + len(blank)
     digests: list[Future[bytes]] = []
     with ThreadPoolExecutor(min(IN_FLIGHT, os.cpu_count() or 1), "vkv-write") as pool:
         for i, ((name, dtype, shape), load) in enumerate(tensors):
@@ -109,7 +90,7 @@ def write(
     full = header([future.result() for future in digests])
     if len(full) != len(blank):
         raise ContainerError("header changed its length with the digests", rule="C7", at=HEADER)
-    write_all(fd, head + full, 0)
+    write_all(fd, frame(VERSION, of_header(full), forms) + full, 0)
 
 
 def pieces(data: Buffer | Pieces) -> Pieces:

@@ -1,20 +1,24 @@
 """Locate the files that a .vkv file depends on, by content id, in files and folders (H12).
 
 A file's name says nothing about its id. So a file named by the id is tried first; then the
-ids of all candidates are learnt, each once, from their headers.
+ids of all candidates are learnt, each once, from their first bytes. What they say is checked
+against their headers before anything is parsed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from vkv.errors import HeaderError, MissingFileError, VkvError
-from vkv.format import container, container_write
+from vkv.format import container
 from vkv.format.document import Document, open_document
-from vkv.format.limits import MAX_HEADER, MAX_JSON
+from vkv.format.file_id import FileId
+from vkv.format.layers import external_references
 from vkv.format.schema import Header, Stored
+from vkv.sources.base import Source
 from vkv.sources.local import FileSource
 from vkv.sources.opening import open_source
 from vkv.sources.urls import is_url
@@ -22,8 +26,9 @@ from vkv.sources.urls import is_url
 #: A file, or a folder whose ``.vkv`` files are candidates. Of a folder behind a URL, which may
 #: have no listing, only files named by the id are.
 SearchPath = str | os.PathLike[str]
-#: Candidates whose ids one search learns, and bytes of JSON and headers that it reads for them.
-MAX_CANDIDATES, MAX_CANDIDATE_BYTES = 4096, 64 << 20
+#: Candidates whose ids one resolver learns, each from its first bytes; and files with the right
+#: header that it opens although they turn out to be damaged.
+MAX_CANDIDATES, MAX_FAILED = 4096, 16
 
 
 class FileResolver:
@@ -37,53 +42,51 @@ class FileResolver:
         self.search_paths = [
             x if isinstance(x, str) and is_url(x) else Path(x) for x in search_paths
         ]
-        self._known: dict[str, list[Path | str]] = {}
+        self._known: dict[FileId, list[Path | str]] = {}
         self._unread = self._learn()
-        self._ended = ""
+        self._failed, self._ended = 0, ""
 
-    def open(self, file_id: bytes) -> Document:
+    def open(self, file_id: FileId) -> Document:
         """Open the file whose id is ``file_id``.
 
         Raises:
             MissingFileError: No search path has it, or too many candidates would have to be
                 read (H12); the message names the id.
         """
-        name = file_id.hex()
-        for path in self._candidates(name):
-            try:
-                document = open_document(path)
-            except (VkvError, OSError):
+        for path in self._candidates(file_id):
+            if self._failed == MAX_FAILED:
+                self._ended = f"after {MAX_FAILED} damaged files"
+                break
+            if not _has_id(path, file_id):
                 continue
-            if document.id == name:
-                return document
-            document.close()
-        raise MissingFileError(name, [str(path) for path in self.search_paths], ended=self._ended)
+            try:
+                return open_document(path)
+            except (VkvError, OSError):
+                self._failed += 1
+        raise MissingFileError(file_id, [str(x) for x in self.search_paths], ended=self._ended)
 
-    def _candidates(self, name: str) -> Iterator[Path | str]:
-        """Yield files named by the id in any search path, then files with that id."""
+    def _candidates(self, file_id: FileId) -> Iterator[Path | str]:
+        """Yield files named by the id in any search path, then files that say they have it."""
         for path in self.search_paths:
             if isinstance(path, str):
-                named = path.rpartition("/")[2] == f"{name}.vkv"
-                yield from [path] if named else [] if _is_file(path) else _in_folder(path, name)
-            elif path.stem == name:
+                named = path.rpartition("/")[2] == f"{file_id}.vkv"
+                yield from [path] if named else [] if _is_file(path) else _in_folder(path, file_id)
+            elif path.stem == file_id:
                 yield path
             elif path.is_dir():
-                yield path / f"{name}.vkv"
-        yield from tuple(self._known.get(name, ()))
+                yield path / f"{file_id}.vkv"
+        yield from tuple(self._known.get(file_id, ()))
         for learnt, path in self._unread:
-            if learnt == name:
+            if learnt == file_id:
                 yield path
 
-    def _learn(self) -> Iterator[tuple[str, Path | str]]:
+    def _learn(self) -> Iterator[tuple[FileId, Path | str]]:
         """Yield the id of each candidate; all searches of this resolver share one pass."""
-        candidates = nbytes = 0
-        for path in self._listed():
-            if candidates == MAX_CANDIDATES or nbytes >= MAX_CANDIDATE_BYTES:
-                self._ended = f"after {candidates:,} files and {nbytes:,} bytes of headers"
+        for count, path in enumerate(self._listed()):
+            if count == MAX_CANDIDATES:
+                self._ended = f"after {count:,} files"
                 return
-            learnt, read = _id_of(path)
-            candidates, nbytes = candidates + 1, nbytes + read
-            if learnt is not None:
+            if (learnt := _id_of(path)) is not None:
                 self._known.setdefault(learnt, []).append(path)
                 yield learnt, path
 
@@ -97,35 +100,35 @@ class FileResolver:
                 yield path
 
 
-def _id_of(path: Path | str) -> tuple[str | None, int]:
-    """Return the id of a file without decoding its header, and the bytes read.
-
-    The id is ``None`` if the file cannot be read or is no vkv file.
-    """
-    nbytes = 0
+def _id_of(path: Path | str) -> FileId | None:
+    """Return the id that a file says it has; ``None`` if it cannot be read or is no vkv file."""
     try:
-        source = open_source(path) if isinstance(path, str) else FileSource(path)
-        try:
-            nbytes = min(int.from_bytes(source.read(0, 8), "little"), MAX_JSON)
-            entry = container.parse(source)[container.HEADER]
-            if entry.nbytes > MAX_HEADER:
-                return None, nbytes
-            nbytes += entry.nbytes
-            return container_write.digest(source.read(entry.start, entry.nbytes)).hex(), nbytes
-        finally:
-            source.close()
+        with _opened(path) as source:
+            return container.peek_id(source)
     except (VkvError, OSError):
-        return None, nbytes
+        return None
+
+
+def _has_id(path: Path | str, file_id: FileId) -> bool:
+    try:
+        with _opened(path) as source:
+            return container.has_id(source, file_id)
+    except (VkvError, OSError):
+        return False
+
+
+def _opened(path: Path | str) -> closing[Source]:
+    return closing(open_source(path) if isinstance(path, str) else FileSource(path))
 
 
 def _is_file(url: str) -> bool:
     return url.endswith(".vkv")
 
 
-def _in_folder(url: str, name: str) -> list[str]:
+def _in_folder(url: str, file_id: FileId) -> list[str]:
     """Return where a folder without listing may have the file, named as by hand or in a store."""
     folder = url.rstrip("/")
-    return [f"{folder}/{name}.vkv", f"{folder}/{name[:2]}/{name}.vkv"]
+    return [f"{folder}/{file_id}.vkv", f"{folder}/{file_id[:2]}/{file_id}.vkv"]
 
 
 def default_resolver(document: Document) -> FileResolver:
@@ -167,8 +170,8 @@ class Dependency:
 
     def __init__(self, document: Document, head: Header):
         self.document = document
-        file_id, size = bytes.fromhex(document.id), document.size
-        used = sum(stored.nbytes for stored in head.tensors.values() if stored.file == file_id)
+        names, size = external_references(head).get(document.id, []), document.size
+        used = sum(head.tensors[name].nbytes for name in names)
         if used > size:
             document.close()
             raise HeaderError(

@@ -16,6 +16,7 @@ from vkv._paths import check_path
 from vkv.errors import DigestError, HeaderError, VkvError
 from vkv.format import container, container_write, header, limits
 from vkv.format.container import Entry
+from vkv.format.framing import HEADER
 from vkv.format.layers import segment_shape, segments
 from vkv.format.schema import Header
 from vkv.sources import base
@@ -34,30 +35,23 @@ class Document:
         name: How messages call the file.
 
     Raises:
-        ContainerError: The framing is broken (C1 to C8).
-        HeaderError: The header is broken (H1 to H10).
+        ContainerError: The framing is broken, or the header is damaged (C1 to C8, C10).
+        HeaderError: The header is broken (H1 to H11, H13).
         UnsupportedError: A newer file (H3, H4).
     """
 
     def __init__(self, source: Source, name: str = "<bytes>"):
         self.source, self.name = source, name
         try:
-            self.entries = container.parse(source)
-            entry = self.entries[container.HEADER]
-            if entry.nbytes > limits.MAX_HEADER:
-                raise HeaderError(
-                    f"{entry.nbytes} bytes, the limit is {limits.MAX_HEADER}",
-                    rule="H5",
-                    at=container.HEADER,
-                )
-            raw = source.read(entry.start, entry.nbytes)
-            self.header: Header = header.load(raw)
+            found = container.parse(source)
+            self.entries, self.id = found.entries, found.id
+            self.header: Header = header.load(container.read_header(source, found))
+            _check_version(self.header, found.version)
             _check_forms(self.header, self.entries)
             _check_expansion(self.header)
         except VkvError as exc:
             source.close()
             raise exc.within(name) from None
-        self.id: str = container_write.digest(raw).hex()
 
     @property
     def size(self) -> int:
@@ -99,7 +93,7 @@ class Document:
     def check_all(self) -> None:
         """Compare the digest of every tensor of the container (D1)."""
         for name in self.entries:
-            if name != container.HEADER:
+            if name != HEADER:
                 self.check(name)
 
     def tokens(self) -> list[int] | None:
@@ -133,13 +127,19 @@ def open_document(target: str | os.PathLike[str] | bytes) -> Document:
     return Document(FileSource(target), os.fspath(target))
 
 
+def _check_version(head: Header, version: str) -> None:
+    """Header and ``__metadata__`` have the same version of the format (C8)."""
+    if head.version != version:
+        raise container.damaged(f"version {head.version!r}, __metadata__ says {version!r}")
+
+
 def _check_forms(head: Header, entries: dict[str, Entry]) -> None:
     """Header and container speak of the same tensors, in the same forms (H6).
 
     Those of other files must not be in the container.
     """
     stored = {name: info for name, info in head.tensors.items() if info.file is None}
-    for name in sorted(stored.keys() ^ (entries.keys() - {container.HEADER})):
+    for name in sorted(stored.keys() ^ (entries.keys() - {HEADER})):
         where = "the header" if name in stored else "the container"
         raise HeaderError(f"only {where} has it, expected both", rule="H6", at=name)
     for name, info in stored.items():

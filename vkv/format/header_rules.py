@@ -13,6 +13,11 @@ from vkv.format.schema import ROLES, Header, Layer, Rope, Segment, Stored, Tenso
 
 
 def check_references(header: Header) -> None:
+    """Check what a header refers to in itself.
+
+    Raises:
+        HeaderError: The first rule that is broken (H2, H4, H6, H7, H11).
+    """
     uses: Counter[str] = Counter()
     _check_files(header)
     for name, stored in header.tensors.items():
@@ -22,6 +27,7 @@ def check_references(header: Header) -> None:
             raise HeaderError(f"unknown role {stored.role!r}", rule="H2", at=f"tensors.{name}")
     for path, _, tensor, segment in segments(header):
         uses.update(_check_segment(header, path, tensor, segment))
+    _check_needs(header)
     for path, layer in walk(header.layers):
         _check_layer(path, layer)
     uses.update(_check_tables(header))
@@ -54,18 +60,29 @@ def _check_tables(header: Header) -> list[str]:
 
 
 def _check_files(header: Header) -> None:
-    found = external_references(header)
-    if found and "files" not in header.needs:
+    dependencies = external_references(header)
+    if dependencies and "files" not in header.needs:
         raise HeaderError(
             "tensors of other files, but needs does not list 'files'",
             rule="H11",
         )
-    if len(found) > MAX_FILES:
-        raise HeaderError(f"stands on {len(found)} files, the limit is {MAX_FILES}", rule="H11")
+    if len(dependencies) > MAX_FILES:
+        found = f"depends on {len(dependencies)} files, the limit is {MAX_FILES}"
+        raise HeaderError(found, rule="H11")
     if header.tokens is not None:
         stored = header.tensors.get(header.tokens.tensor)
         if stored is not None and stored.file is not None:
-            raise HeaderError("the token ids stand in another file", rule="H11", at="tokens")
+            raise HeaderError(
+                "the token ids are in another file, expected in this one", rule="H11", at="tokens"
+            )
+
+
+def _check_needs(header: Header) -> None:
+    """Refuse needs that nothing in the file has (H4)."""
+    rotated = any(segment.rope is not None for *_, segment in segments(header))
+    for name, used in (("rope", rotated), ("files", bool(external_references(header)))):
+        if name in header.needs and not used:
+            raise HeaderError(f"lists {name!r}, but nothing needs it", rule="H4", at="needs")
 
 
 def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) -> list[str]:
@@ -82,6 +99,10 @@ def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) 
             check_rope(header.ropes[segment.rope], tensor.shape[-1] if tensor.shape else 0)
         except HeaderError as exc:
             raise exc.within(path) from None
+    rotated = segment.params.get("pre_rope", segment.rope is not None)
+    if rotated is not (segment.rope is not None):
+        found = f"pre_rope is {rotated!r}, rope is {segment.rope}".lower()
+        raise HeaderError(f"{found}; expected both or neither", rule="H4", at=path)
     if segment.rope is not None and "rope" not in header.needs:
         raise HeaderError("rotated keys, but needs does not list 'rope'", rule="H4", at=path)
     return list(segment.parts.values())

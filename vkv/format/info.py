@@ -69,7 +69,7 @@ class Info:
     @property
     def dependencies(self) -> dict[str, int]:
         """Files that this one depends on: id -> number of tensors taken from it."""
-        return {key.hex(): len(names) for key, names in external_references(self.header).items()}
+        return {key: len(names) for key, names in external_references(self.header).items()}
 
     @property
     def notes(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from vkv.format import file_id
+from vkv.format.file_id import FileId
 from vkv.format.schema import Header, Layer, Segment, Tensor
 
 
@@ -32,10 +34,10 @@ def segment_shape(tensor: Tensor, segment: Segment) -> tuple[int, ...]:
     return (*tensor.shape[:-2], segment.tokens, tensor.shape[-1])
 
 
-def external_references(header: Header) -> dict[bytes, list[str]]:
-    """Other files that ``header`` stands on: id -> names of the tensors there."""
-    found: dict[bytes, list[str]] = {}
+def external_references(header: Header) -> dict[FileId, list[str]]:
+    """Return the files that ``header`` depends on: id -> names of the tensors there."""
+    names: dict[FileId, list[str]] = {}
     for name, stored in header.tensors.items():
         if stored.file is not None:
-            found.setdefault(stored.file, []).append(name)
-    return found
+            names.setdefault(file_id.from_bytes(stored.file), []).append(name)
+    return names

@@ -123,7 +123,7 @@ def push(store: PromptStore, remote: Remote, key: str, progress: Progress | None
     with store._index.read() as db:
         entry = rows.by_number(db, store._layout, rows.resolve(db, key))
     with open_document(entry.path) as document:
-        bases = [store._layout.path(base.hex()) for base in external_references(document.header)]
+        bases = [store._layout.path(base) for base in external_references(document.header)]
     return remote.push(entry.path, search_paths=bases, progress=progress)
 
 
@@ -135,13 +135,13 @@ def pull(
     Returns:
         The entry, and the ids of the files it stands on that were fetched too.
     """
-    fetched = []
+    fetched: list[str] = []
     key, layout = remote.full_id(key), store._layout
     with layout.desk() as desk, remote.open(key) as document:
         own, others = desk / "new.vkv", desk / "others"
         others.mkdir()
         _download(layout, document, key, own, progress)
-        for base in (name.hex() for name in external_references(document.header)):
+        for base in external_references(document.header):
             if not layout.path(base).exists():
                 with remote.open(base) as other:
                     _download(layout, other, base, others / f"{base}.vkv", None)

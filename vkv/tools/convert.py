@@ -21,7 +21,7 @@ from vkv.caches.saving.basis_file import attached
 from vkv.caches.saving.request import CodecSpec, Progress, SaveRequest, codec_pair
 from vkv.caches.saving.write import check_target, write
 from vkv.codecs.protocol import DTYPES
-from vkv.errors import ContainerError, MismatchError, VkvError
+from vkv.errors import ContainerError, MismatchError, NotVkvError, VkvError
 from vkv.format import header
 from vkv.format.dependencies import SearchPath, resolver_for
 from vkv.format.document import open_document
@@ -80,7 +80,7 @@ def convert(
         What was written, as ``vkv.inspect`` tells it.
 
     Raises:
-        ContainerError: ``src`` is neither, or is damaged (C1 to C8).
+        ContainerError: ``src`` is neither, or is damaged (C1 to C8, C10).
         CacheError: A cache of an unknown class (L1), or an inconsistent one (L3 to L6).
         MismatchError: ``src`` belongs to another model, tokenizer or prompt (I1).
         VkvError: A vkv file is damaged, ``codec`` is refused, or an argument has no meaning
@@ -160,9 +160,7 @@ def _open(
     """Open the file; return ``None`` if it is safetensors of another format."""
     try:
         return open_file(src, search_paths=search_paths)
-    except ContainerError as exc:
-        if exc.rule != "C8":
-            raise
+    except NotVkvError as exc:
         if isinstance(src, str) and is_url(src):
             exc.message = "a prompt cache of mlx-lm is read from a local file: download it first"
             raise

@@ -184,7 +184,7 @@ def _text(value: object) -> str:
 
 def _files(head: Header) -> str | None:
     """Return the ids of dependencies, shortened; what is in them is compared by digest."""
-    return ", ".join(sorted(key.hex()[:16] for key in external_references(head))) or None
+    return ", ".join(sorted(key[:16] for key in external_references(head))) or None
 
 
 def _identity(found: Diff, a: Document, b: Document) -> None:

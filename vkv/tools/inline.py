@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from msgspec import structs
 
 from vkv._atomic import replacing
-from vkv.format import container_write, header
-from vkv.format.container_write import Form, Pieces
+from vkv.format import container_write, file_id, header
+from vkv.format.container_write import Pieces
 from vkv.format.dependencies import Dependency, FileResolver
 from vkv.format.document import Document
+from vkv.format.file_id import FileId
+from vkv.format.framing import Form
 from vkv.format.info import Info, of_document
 from vkv.format.layers import external_references, segments
 from vkv.format.schema import Header
@@ -65,6 +67,7 @@ def whole(head: Header) -> Header:
     """Return the header of a file that holds all that ``head`` refers to in others."""
     return header.replace(
         head,
+        version=header.VERSION,
         needs=tuple(need for need in head.needs if need != "files"),
         tensors={n: structs.replace(stored, file=None) for n, stored in head.tensors.items()},
     )
@@ -78,12 +81,12 @@ def _order(head: Header) -> list[str]:
 
 
 def _load(
-    source: Document, others: dict[bytes, Dependency], name: str
+    source: Document, others: dict[FileId, Dependency], name: str
 ) -> tuple[Form, Callable[[], Buffer | Pieces]]:
     stored = source.header.tensors[name]
     form = (name, stored.dtype, stored.shape)
     if stored.file is None:
         return form, lambda: source.read(name)
-    other = others[stored.file]
+    other = others[file_id.from_bytes(stored.file)]
     there = other.name(stored, name)
     return form, lambda: other.document.read(there)

@@ -10,9 +10,9 @@ from typing import Any
 from vkv._paths import check_path
 from vkv.codecs.segment_check import check_rereads, fit
 from vkv.errors import VkvError
-from vkv.format.container import HEADER
 from vkv.format.dependencies import Dependency, FileResolver, SearchPath, resolver_for
 from vkv.format.document import Document, open_document
+from vkv.format.framing import HEADER
 from vkv.format.layer_rules import check_layer, check_layers, is_basis
 from vkv.format.layers import external_references, segment_shape, segments, walk
 from vkv.format.schema import Tensor

@@ -20,6 +20,8 @@ from vkv.codecs.segment_check import check_rereads
 from vkv.errors import CacheError, VkvError
 from vkv.format import container_write, header
 from vkv.format.document import Document, open_document
+from vkv.format.file_id import FileId, from_bytes
+from vkv.format.framing import Form
 from vkv.format.info import Info, of_document
 from vkv.format.layer_rules import check_layers
 from vkv.format.schema import Header, Stored, Tokens
@@ -60,7 +62,7 @@ def write(
     if ids is not None:
         pending = Pending("tokens", "U32", (len(ids) // 4,), lambda: ids)
         contents = replace(contents, tensors={TOKENS: pending, **contents.tensors})
-    check_target(path, {other.file for other in contents.external.values() if other.file})
+    check_target(path, {from_bytes(x.file) for x in contents.external.values() if x.file})
     head = _completed(head, contents, ids)
     check_layers(head)
     check_heads(head)
@@ -94,14 +96,14 @@ def encoded_contents(
     return file_contents(request, layers, tables)
 
 
-def check_target(path: str | os.PathLike[str], dependencies: Iterable[bytes]) -> None:
+def check_target(path: str | os.PathLike[str], dependencies: Iterable[FileId]) -> None:
     """Refuse to replace a file that the result depends on (L10).
 
     Args:
         path: Where a file shall be written.
         dependencies: Ids of the files it depends on.
     """
-    ids = {key.hex() for key in dependencies}
+    ids = set(dependencies)
     if not ids or not os.path.isfile(path):
         return
     try:
@@ -147,7 +149,7 @@ def _stored(head: Header, contents: FileContents, digests: list[bytes]) -> Heade
 
 def _counted(
     contents: FileContents, progress: Progress | None
-) -> list[tuple[container_write.Form, Callable[[], base.Buffer | container_write.Pieces]]]:
+) -> list[tuple[Form, Callable[[], base.Buffer | container_write.Pieces]]]:
     """List the tensors in file order; each load tells ``progress`` how far the file is."""
     total = sum(p.nbytes for p in contents.tensors.values())
     done = 0

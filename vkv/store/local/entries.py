@@ -13,8 +13,9 @@ from sqlite3 import Connection, Row
 
 from vkv.errors import VkvError
 from vkv.format.document import Document, open_document
+from vkv.format.file_id import is_file_id
 from vkv.store.local import prefix_tree as tree
-from vkv.store.local.layout import Layout, is_id
+from vkv.store.local.layout import Layout
 from vkv.store.local.prefix_tree import DamagedError
 from vkv.store.local.summary import Description, of, read_tokens
 from vkv.store.results import Entry, Stats
@@ -119,13 +120,13 @@ def total(db: Connection, *, dead: bool = False) -> int:
 def ids(db: Connection) -> list[str]:
     """Ids of all files, also of those that only others stand on."""
     query = "SELECT id FROM entries WHERE removed < 2 ORDER BY id"
-    return [key for (key,) in db.execute(query) if is_id(key)]
+    return [key for (key,) in db.execute(query) if is_file_id(key)]
 
 
 def purge(db: Connection) -> None:
     """Drop rows whose id is none; no file is touched for them."""
     for row in db.execute("SELECT * FROM entries").fetchall():
-        if not is_id(row["id"]):
+        if not is_file_id(row["id"]):
             detach(db, row)
             db.execute("DELETE FROM stands WHERE entry = ?", (row["n"],))
             db.execute("DELETE FROM entries WHERE n = ?", (row["n"],))
@@ -381,7 +382,7 @@ def sweep(db: Connection, layout: Layout) -> None:
     for row in db.execute("SELECT n, id, node FROM entries WHERE removed = 2").fetchall():
         n, key = row["n"], row["id"]
         with contextlib.suppress(OSError, VkvError):  # then it waits for the next sweep
-            if is_id(key):  # of any other, no file is ours
+            if is_file_id(key):  # of any other, no file is ours
                 layout.remove(key)
             detach(db, row)
             db.execute("DELETE FROM entries WHERE n = ?", (n,))

@@ -15,6 +15,7 @@ from vkv._atomic import replacing, sync_directory
 from vkv.errors import MissingFileError, VkvError
 from vkv.format.dependencies import Dependency, FileResolver
 from vkv.format.document import Document, open_document
+from vkv.format.file_id import FileId
 from vkv.format.layers import external_references
 from vkv.sources.base import READ_CHUNK
 from vkv.store.local import entries as rows
@@ -122,7 +123,7 @@ def _bring_bases(
         lacking = rows.missing(db, index.layout, bases)
     copies = {key: desk / f"{key}.vkv" for key in lacking}
     for key, path in copies.items():
-        with resolver.open(bytes.fromhex(key)) as document:
+        with resolver.open(FileId(key)) as document:
             document.check_all()
             _write(document, path)
     return copies
@@ -135,8 +136,7 @@ def _check_bases(layout: Layout, written: Path, brought: dict[str, Path]) -> Non
     """
     with open_document(written) as document:
         head = document.header
-        for file, names in external_references(head).items():
-            key = file.hex()
+        for key, names in external_references(head).items():
             try:
                 with open_document(brought.get(key, layout.path(key))) as base:
                     other = Dependency(base, head)

@@ -12,19 +12,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vkv.errors import VkvError
+from vkv.format.file_id import is_file_id
 
 MODE = 0o700
 #: Another layout of the index is another file: two releases may share a store.
 INDEX = "index-1.sqlite"
 SUFFIX = ".vkv"
-_ID = re.compile("[0-9a-f]{64}")
 
 
 class Layout:
@@ -41,7 +40,7 @@ class Layout:
         Raises:
             VkvError: It is no id. The index is only a file: an id in it could be any path.
         """
-        if not is_id(key):
+        if not is_file_id(key):
             raise VkvError(
                 f"the id is {str(key)[:80]!r}, expected 64 hex digits; `vkv store reindex` makes "
                 "the index again from the files",
@@ -122,11 +121,6 @@ class Layout:
         there = self.incoming.is_dir() and ours(self.incoming)
         found = self.incoming.iterdir() if there else ()
         return [path for path in found if unlocked(path)]
-
-
-def is_id(key: object) -> bool:
-    """Whether ``key`` can name an entry: 64 hex digits, as ``document.id``."""
-    return isinstance(key, str) and _ID.fullmatch(key) is not None
 
 
 def ours(folder: Path) -> bool:

@@ -79,7 +79,7 @@ def _file_findings(index: Index, key: str, deep: bool) -> Iterator[Finding]:
     layout = index.layout
     try:
         with open_document(layout.path(key)) as document:
-            places = [layout.path(base.hex()) for base in external_references(document.header)]
+            places = [layout.path(base) for base in external_references(document.header)]
         found = validate(layout.path(key), deep=deep, search_paths=places if deep else ()).findings
     except FileNotFoundError:  # evicted meanwhile
         return

@@ -9,8 +9,9 @@ from sqlite3 import Connection, Row
 
 from vkv.errors import VkvError
 from vkv.format.document import open_document
+from vkv.format.file_id import is_file_id
 from vkv.store.local import entries as rows
-from vkv.store.local.layout import Layout, is_id
+from vkv.store.local.layout import Layout
 from vkv.store.local.summary import is_entry, known_needs, of
 
 _log = logging.getLogger("vkv.store")
@@ -41,7 +42,7 @@ def enter_files(db: Connection, layout: Layout) -> tuple[list[Path], list[Path]]
 
 
 def _in_place(layout: Layout, path: Path) -> bool:
-    return is_id(path.stem) and path == layout.path(path.stem)
+    return is_file_id(path.stem) and path == layout.path(path.stem)
 
 
 def _enter(db: Connection, layout: Layout, path: Path) -> bool:
@@ -152,7 +153,7 @@ def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
             yield "index", problem
     listed = dict(db.execute("SELECT id, size FROM entries WHERE removed < 2").fetchall())
     dying = {key for (key,) in db.execute("SELECT id FROM entries WHERE removed = 2").fetchall()}
-    for key in [key for key in listed if not is_id(key)]:
+    for key in [key for key in listed if not is_file_id(key)]:
         del listed[key]
         yield "index", f"the id {str(key)[:80]!r}, expected 64 hex digits; gc takes it out"
     for key, size in sorted(listed.items()):

@@ -83,7 +83,7 @@ def of(document: Document) -> Description:
         digest=head.tokens.digest,
         tokens=document.read(head.tokens.tensor),
         tokens_at=document.entries[head.tokens.tensor].start,
-        bases=tuple(key.hex() for key in external_references(head)),
+        bases=tuple(external_references(head)),
         content=container_write.digest(header.dump(whole(head))),
     )
 

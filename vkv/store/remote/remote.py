@@ -22,12 +22,13 @@ from vkv._atomic import repeated
 from vkv.errors import CacheError, VkvError
 from vkv.format.dependencies import SearchPath, resolver_for
 from vkv.format.document import Document, open_document
+from vkv.format.file_id import is_file_id
 from vkv.format.layers import external_references
 from vkv.sources.backend_errors import naming
 from vkv.sources.objects import filesystem
 from vkv.sources.urls import is_url, shown
 from vkv.store.local import summary as describe
-from vkv.store.local.layout import SUFFIX, is_id
+from vkv.store.local.layout import SUFFIX
 from vkv.store.local.lookup import but_last
 from vkv.store.remote import keys, transfer
 from vkv.store.remote import remote_search as seek
@@ -130,7 +131,7 @@ class Remote:
         path = path / f"{key}{SUFFIX}" if path.is_dir() else path
         with self.open(key) as document:
             transfer.expect(document, key)
-            for base in (name.hex() for name in external_references(document.header)):
+            for base in external_references(document.header):
                 own = path.with_name(f"{base}{SUFFIX}")
                 if not _is_file(own, base):
                     with self.open(base) as other:
@@ -171,7 +172,7 @@ class Remote:
         with naming(self.url):
             found = self._files.find(f"{self._root}/objects", detail=True)
         named = [(PurePosixPath(path).stem, int(info["size"])) for path, info in found.items()]
-        return sorted((key, size) for key, size in named if is_id(key))
+        return sorted((key, size) for key, size in named if is_file_id(key))
 
     def full_id(self, start: str) -> str:
         """The id that begins with ``start``.
@@ -179,12 +180,12 @@ class Remote:
         Raises:
             VkvError: None does, or several do.
         """
-        if is_id(start):
+        if is_file_id(start):
             return start
         found = []
         if len(start) >= 4 and not set(start) - set("0123456789abcdef"):
             found = [n.removesuffix(SUFFIX) for n in self.names(f"objects/{start[:2]}")]
-            found = [name for name in found if name.startswith(start) and is_id(name)]
+            found = [name for name in found if name.startswith(start) and is_file_id(name)]
         if len(found) != 1:
             few = "no file" if not found else f"{len(found)} files"
             raise VkvError(f"{few} with an id that begins with {start!r}", at=shown(self.url))
@@ -286,7 +287,7 @@ class _File:
 def _checked(document: Document, path: str) -> _File:
     """Damage is not passed on."""
     transfer.check(document, document.id)
-    bases = frozenset(base.hex() for base in external_references(document.header))
+    bases = frozenset(external_references(document.header))
     return _File(path, document.id, document.size, bases, _names(document))
 
 
