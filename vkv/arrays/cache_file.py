@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Self
 
 import mlx.core as mx
 
+from vkv.arrays.deferred import DeferredVerification
 from vkv.arrays.reader import Reader, reader
 from vkv.codecs.protocol import DTYPES, Codec, Parts
 from vkv.codecs.segment_check import check_rereads, fit
@@ -44,7 +44,6 @@ class CacheFile:
         self._resolver = resolver or default_resolver(document)
         self._reader = reader(document, verify=verify)
         self._dependencies: dict[FileId, tuple[Dependency, Reader]] = {}
-        self._settled = True
         _checked(document)
 
     @property
@@ -56,35 +55,20 @@ class CacheFile:
         for where, own in self._located(names):
             where.start(own)
 
-    @contextlib.contextmanager
-    def unsettled(self) -> Iterator[None]:
-        """Within, raw tensors come before their digests are compared; at its end all are.
+    def array(self, name: str, *, deferred: DeferredVerification | None = None) -> mx.array:
+        """Return one stored tensor as an array of its dtype and shape.
 
-        Reading then runs beside hashing. What is decoded from codes is verified first.
-
-        Raises:
-            DigestError: At the end: bytes changed (D1).
-        """
-        self._settled = False
-        try:
-            yield
-        finally:
-            self._settled = True
-        for where in (self._reader, *(r for _, r in self._dependencies.values())):
-            where.settle()
-
-    def array(self, name: str, *, wait: bool = True) -> mx.array:
-        """One stored tensor as an array of its dtype and shape.
-
-        Without ``wait`` and within ``unsettled`` its digest may be compared later.
+        Args:
+            name: Of the stored tensor.
+            deferred: Compares the digest later; without it, it is compared before.
 
         Raises:
             DigestError: The bytes changed (D1).
             HeaderError: MLX cannot hold it (H2).
-            MissingFileError: It stands in a file that was not found (H12).
+            MissingFileError: It is in a file that was not found (H12).
         """
         ((where, (own,)),) = self._located([name])
-        return where.get(own, wait=wait or self._settled)
+        return where.get(own, deferred)
 
     def check(self, name: str) -> None:
         """Compare the digest of one stored tensor, wherever it is (D1)."""
@@ -116,8 +100,23 @@ class CacheFile:
             self._dependencies[key] = dependency, reader(document, verify=self._verify)
         return self._dependencies[key]
 
-    def parts(self, segment: Segment, shape: tuple[int, ...]) -> tuple[Codec, Parts]:
-        """The codec and the validated parts of a segment covering ``shape``.
+    def parts(
+        self,
+        segment: Segment,
+        shape: tuple[int, ...],
+        *,
+        deferred: DeferredVerification | None = None,
+        decoded: bool = False,
+    ) -> tuple[Codec, Parts]:
+        """Return the codec and the validated parts of a segment covering ``shape``.
+
+        Args:
+            segment: One of the header's.
+            shape: Covered.
+            deferred: Compares the digest of what is stored verbatim later; codes are
+                verified before they are checked.
+            decoded: The caller decodes the parts at once. A codec that checks all while it
+                decodes is then not asked to validate them first, which would take as long.
 
         Raises:
             UnknownCodecError: This build lacks the codec (K1).
@@ -125,16 +124,18 @@ class CacheFile:
         """
         codec = fit(self.header, segment, shape)
         self.prefetch(segment.parts.values())
-        wait = not codec.traits.verbatim  # what checks and decodes codes must be able to trust them
-        parts = {part: self.array(name, wait=wait) for part, name in segment.parts.items()}
-        if 0 not in shape:
+        later = deferred if codec.traits.verbatim else None
+        parts = {part: self.array(name, deferred=later) for part, name in segment.parts.items()}
+        if 0 not in shape and not (decoded and codec.traits.decode_validates):
             codec.validate(parts, shape)
         return codec, parts
 
-    def decode_segment(self, tensor: Tensor, index: int, at: str) -> mx.array:
-        """One segment of ``tensor``, in the tensor's dtype.
+    def decode_segment(
+        self, tensor: Tensor, index: int, at: str, *, deferred: DeferredVerification | None = None
+    ) -> mx.array:
+        """Decode one segment of ``tensor``, in the tensor's dtype.
 
-        Keys that were rotated back before encoding are returned so; ``vkv.caches``
+        Keys whose rope was undone before encoding are returned so; ``vkv.caches``
         rotates them forward.
 
         Raises:
@@ -145,12 +146,12 @@ class CacheFile:
         if tensor.dtype not in DTYPES:
             raise HeaderError(f"MLX has no dtype {tensor.dtype}", rule="H2", at=at)
         try:
-            codec, parts = self.parts(segment, shape)
+            codec, parts = self.parts(segment, shape, deferred=deferred, decoded=True)
+            if 0 in shape:  # MLX's kernels are not made for it
+                return mx.zeros(shape, DTYPES[tensor.dtype])
+            out = codec.decode(parts, shape, DTYPES[tensor.dtype])
         except VkvError as exc:
             raise exc.within(at) from None
-        if 0 in shape:  # MLX's kernels are not made for it
-            return mx.zeros(shape, DTYPES[tensor.dtype])
-        out = codec.decode(parts, shape, DTYPES[tensor.dtype])
         if out.shape != shape:
             raise CodecError(f"decoded to {out.shape}, expected {shape}", rule="K4", at=at)
         return out

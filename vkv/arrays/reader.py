@@ -21,6 +21,7 @@ import mlx.core as mx
 from blake3 import blake3
 
 from vkv.arrays import cuda
+from vkv.arrays.deferred import DeferredVerification
 from vkv.codecs.protocol import DTYPES, NAMES, memory
 from vkv.errors import ContainerError, HeaderError
 from vkv.format.document import Document
@@ -38,14 +39,11 @@ class Reader(Protocol):
     def start(self, names: Iterable[str]) -> None:
         """Begin to read; ``get`` waits."""
 
-    def get(self, name: str, *, wait: bool = True) -> mx.array:
-        """One stored tensor, evaluated and, if asked for, verified (D1).
+    def get(self, name: str, deferred: DeferredVerification | None = None) -> mx.array:
+        """Return one stored tensor, evaluated and, if asked for, verified (D1).
 
-        Without ``wait`` its digest may be compared later, by ``settle`` at last.
+        With ``deferred`` its digest may be compared later.
         """
-
-    def settle(self) -> None:
-        """Wait for every digest; raise what the first wrong one raised (D1)."""
 
     def close(self) -> None:
         """Let go of what was started."""
@@ -81,7 +79,6 @@ class LazyReader:
         self._started: dict[str, mx.array] = {}
         #: Tables may be read for many segments; anything else is read once.
         self._held: dict[str, mx.array] = {}
-        self._checks: list[Future[None]] = []
         self._turn = 0
 
     def start(self, names: Iterable[str]) -> None:
@@ -111,7 +108,7 @@ class LazyReader:
         assert isinstance(found, dict)
         return found
 
-    def get(self, name: str, *, wait: bool = True) -> mx.array:
+    def get(self, name: str, deferred: DeferredVerification | None = None) -> mx.array:
         if name in self._held:
             return self._held[name]
         self.start([name])
@@ -121,17 +118,17 @@ class LazyReader:
         with _readable(name):
             mx.eval(out)
         if self._verify:
-            self._checks.append(_threads().submit(self._document.verify, name, memory(out)))
-            if wait:
-                self._checks.pop().result()
+            self._check(name, out, deferred)
         if self._document.header.tensors[name].role == "table":
             self._held[name] = out
         return out
 
-    def settle(self) -> None:
-        checks, self._checks = self._checks, []
-        for check in checks:
+    def _check(self, name: str, out: mx.array, deferred: DeferredVerification | None) -> None:
+        check = _threads().submit(self._document.verify, name, memory(out))
+        if deferred is None:
             check.result()
+        else:
+            deferred.add(check)
 
     def close(self) -> None:
         for out in self._started.values():
@@ -140,8 +137,6 @@ class LazyReader:
                 mx.eval(out)
         self._started.clear()
         self._tables.clear()
-        wait_for(self._checks)
-        self._checks.clear()
 
 
 @contextlib.contextmanager
@@ -221,7 +216,7 @@ class ThreadReader:
             self._document.compare(name, state.digest())
         return out
 
-    def get(self, name: str, *, wait: bool = True) -> mx.array:
+    def get(self, name: str, deferred: DeferredVerification | None = None) -> mx.array:
         if name in self._held:
             return self._held[name]
         self.start([name])
@@ -231,9 +226,6 @@ class ThreadReader:
         if self._document.header.tensors[name].role == "table":
             self._held[name] = out
         return out
-
-    def settle(self) -> None:
-        """Nothing waits: the threads that read compare digests too."""
 
     def close(self) -> None:
         wait_for(self._started.values())

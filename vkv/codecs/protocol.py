@@ -39,6 +39,8 @@ class Traits:
             that any number of tokens can follow; its parts must be given to it.
         expensive_part: The part that costs far more than its bytes, each time it is
             read (T23).
+        decode_validates: ``decode`` checks all that ``validate`` does, so that parts which
+            are decoded at once need not be validated before.
         other_roles: Roles that its parts may have instead of those in ``Codec.roles``.
     """
 
@@ -48,6 +50,7 @@ class Traits:
     takes_basis: bool = False
     reuses_tables: bool = False
     expensive_part: str | None = None
+    decode_validates: bool = False
     other_roles: tuple[str, ...] = ()
 
 

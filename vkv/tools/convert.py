@@ -16,7 +16,7 @@ from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.caches.encoded import EncodedRun
 from vkv.caches.kinds.adapter import Snapshot, Value
 from vkv.caches.loading.decode import decode
-from vkv.caches.loading.load import check_owner
+from vkv.caches.loading.owner import check_owner
 from vkv.caches.saving.basis_file import attached
 from vkv.caches.saving.request import CodecSpec, Progress, SaveRequest, codec_pair
 from vkv.caches.saving.write import check_target, write

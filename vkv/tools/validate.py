@@ -197,7 +197,7 @@ def _value_errors(document: Document, resolver: FileResolver) -> Iterator[VkvErr
 
 
 def _owner_errors(document: Document, model: Any, tokenizer: Any) -> Iterator[VkvError]:
-    from vkv.caches.loading.load import check_owner
+    from vkv.caches.loading.owner import check_owner
 
     try:
         check_owner(document.header, model, tokenizer)

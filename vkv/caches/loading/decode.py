@@ -1,10 +1,11 @@
-"""Stored tensors of a layer to arrays: segments decoded, rotated forward, joined."""
+"""Decode the stored tensors of a layer: segments decoded, rotated forward, joined."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
 from vkv.arrays.cache_file import CacheFile
+from vkv.arrays.deferred import DeferredVerification
 from vkv.caches.rope import rotate
 from vkv.codecs.protocol import DTYPES
 from vkv.format.kinds import positions
@@ -12,16 +13,22 @@ from vkv.format.schema import Layer
 
 
 def decode_segment(
-    file: CacheFile, layer: Layer, name: str, index: int, start: int, at: str
+    file: CacheFile,
+    layer: Layer,
+    name: str,
+    index: int,
+    start: int,
+    at: str,
+    deferred: DeferredVerification | None = None,
 ) -> mx.array:
-    """Segment ``index`` of tensor ``name``, whose first row is row ``start`` of the tensor.
+    """Decode segment ``index`` of tensor ``name``, whose first row is row ``start`` of the tensor.
 
     Raises:
         VkvError: As ``CacheFile.parts``; the message starts with ``at``.
     """
     tensor = layer.tensors[name]
     segment = tensor.segments[index]
-    x = file.decode_segment(tensor, index, f"{at}.{name}.segments[{index}]")
+    x = file.decode_segment(tensor, index, f"{at}.{name}.segments[{index}]", deferred=deferred)
     if segment.rope is None:
         return x
     where = positions(layer, tensor.shape[-2])[start : start + x.shape[-2]]
@@ -29,10 +36,16 @@ def decode_segment(
     return rotate(x, rope, where, dtype=DTYPES[tensor.dtype])
 
 
-def decode(file: CacheFile, layer: Layer, name: str, at: str) -> mx.array:
-    """Tensor ``name`` of ``layer``, whole. Raises as ``decode_segment``."""
+def decode(
+    file: CacheFile,
+    layer: Layer,
+    name: str,
+    at: str,
+    deferred: DeferredVerification | None = None,
+) -> mx.array:
+    """Decode tensor ``name`` of ``layer``, all of it. Raises as ``decode_segment``."""
     pieces, start = [], 0
     for index, segment in enumerate(layer.tensors[name].segments):
-        pieces.append(decode_segment(file, layer, name, index, start, at))
+        pieces.append(decode_segment(file, layer, name, index, start, at, deferred))
         start += segment.tokens or 0
     return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)

@@ -66,7 +66,9 @@ class Tc:
 
     id: ClassVar[str] = "tc"
     version: ClassVar[int] = 1
-    traits: ClassVar[Traits] = Traits(plans=True, takes_basis=True, expensive_part="basis")
+    traits: ClassVar[Traits] = Traits(
+        plans=True, takes_basis=True, expensive_part="basis", decode_validates=True
+    )
     roles: ClassVar[dict[str, str]] = {
         "codes": "payload",
         "components": "metadata",
@@ -171,10 +173,13 @@ class Tc:
 
     def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
         """Check form (K3) and all values but those inside the chunks, which ``decode`` checks."""
+        self._read(parts, shape)
+
+    def _read(self, parts: Parts, shape: tuple[int, ...]) -> tc_blocks.Blocks:
         check_layout(self, parts, shape)
         if not mx.isfinite(parts["mean"]).all():
             raise CodecError("found inf or NaN, expected finite values", rule="T3", at="mean")
-        tc_blocks.read(parts, shape)
+        return tc_blocks.read(parts, shape)
 
     def encode(self, x: mx.array, basis: BasisBytes | None = None) -> Parts:
         """Parts of ``x``, in axes of its own or in those of ``basis``.
@@ -205,7 +210,7 @@ class Tc:
         Raises:
             CodecError: A chunk does not hold what it must (T13).
         """
-        blocks = tc_blocks.read(parts, shape)
+        blocks = self._read(parts, shape)
         return tc_blocks.dequantize(blocks, parts["mean"], shape).astype(dtype)
 
     def decode_fused(
