@@ -1,4 +1,4 @@
-"""MLX arrays on an NVIDIA GPU: their bytes to the host and back through the driver.
+"""Copy bytes of MLX arrays on an NVIDIA GPU to the host and back, through the driver.
 
 MLX shows such an array to the host by moving it to managed memory, whose pages then
 fault over one by one: about 1 GB/s a thread. Copies between the array's own memory
@@ -70,13 +70,13 @@ class Device:
             raise OSError(f"{name}: CUDA error {code}")
 
     def _enter(self) -> None:
-        """The driver wants to know the context of each thread."""
+        """Make the driver's context current in this thread, once."""
         if not getattr(self._current, "set", False):
             self._call("cuCtxSetCurrent", self._context)
             self._current.set = True
 
     def address(self, x: mx.array) -> int:
-        """Where the bytes ``x``, a vector of uint8 that is not empty, stand. Evaluates it.
+        """Evaluate ``x``, a vector of uint8 that is not empty, and return its address.
 
         They must be held, and not be shown to the host, while the address is used.
 
@@ -99,7 +99,7 @@ class Device:
 
     @contextlib.contextmanager
     def stage(self) -> Iterator[Stage]:
-        """A page-locked buffer of ``STAGE`` bytes, for one thread at a time."""
+        """Lend one thread a page-locked buffer of ``STAGE`` bytes."""
         self._enter()
         buffer = self._new() if self._free.empty() else self._free.get()
         try:
@@ -114,12 +114,12 @@ class Device:
         return Stage(found.value)
 
     def to_host(self, stage: Stage, address: int, size: int) -> memoryview:
-        """``size`` bytes from ``address`` on, in ``stage``."""
+        """Copy ``size`` bytes from ``address`` on to ``stage``, and return them."""
         self._call("cuMemcpyDtoH_v2", stage.address, address, size)
         return stage.view[:size]
 
     def to_device(self, address: int, stage: Stage, size: int) -> None:
-        """The first ``size`` bytes of ``stage`` to ``address`` on."""
+        """Copy the first ``size`` bytes of ``stage`` to ``address``."""
         self._call("cuMemcpyHtoD_v2", address, stage.address, size)
 
 
@@ -145,7 +145,7 @@ class Bytes:
         self._address = device.address(self._flat) if x.nbytes else 0
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Each piece is good until the next is asked for."""
+        """Yield pieces, each valid until the next is asked for."""
         with self._device.stage() as stage:
             for at in range(0, self.nbytes, STAGE):
                 size = min(STAGE, self.nbytes - at)
@@ -153,7 +153,7 @@ class Bytes:
 
 
 def device() -> Device | None:
-    """The GPU, if MLX computes on one of NVIDIA's and its driver can be talked to."""
+    """Return the NVIDIA GPU that MLX computes on, if its driver can be reached."""
     on_gpu = mx.default_device() == mx.Device(mx.gpu)
     return _device() if on_gpu and hasattr(mx.fast, "cuda_kernel") else None
 

@@ -1,4 +1,4 @@
-"""The bytes of MLX arrays, as a file holds them, from where they are and without a copy."""
+"""Give the bytes of MLX arrays, as a file holds them, from where they are and without a copy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _UNSIGNED = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 class Bytes:
-    """An evaluated array in host memory: one piece for each block that lies together.
+    """Bytes of an evaluated array in host memory, one piece for each contiguous block.
 
-    The tokens that a cache holds lie apart, head by head, where its buffer is longer.
+    A cache's buffer is longer than its tokens: those of each head are a block of their own.
     """
 
     def __init__(self, x: mx.array):
@@ -42,7 +42,7 @@ class Bytes:
 
 
 def _apart(blocks: np.ndarray[Any, Any]) -> int:
-    """Leading axes whose items do not lie together."""
+    """Return the number of leading axes along which blocks are not contiguous."""
     axes = 0
     while not blocks.flags.c_contiguous:
         blocks, axes = blocks[0], axes + 1
@@ -50,7 +50,7 @@ def _apart(blocks: np.ndarray[Any, Any]) -> int:
 
 
 def stored(x: mx.array) -> Pieces:
-    """The bytes of ``x`` in row-major order, wherever it is. Evaluates it."""
+    """Evaluate ``x`` and return its bytes in row-major order, wherever they are."""
     gpu = cuda.device()
     if gpu is not None and x.nbytes >= cuda.LEAST:
         return cuda.Bytes(gpu, x)
@@ -59,12 +59,12 @@ def stored(x: mx.array) -> Pieces:
 
 
 def copied(x: mx.array) -> bytes:
-    """The bytes of ``x``, in memory of their own."""
+    """Return a copy of the bytes of ``x``."""
     return b"".join(bytes(piece) for piece in stored(x))
 
 
 def digest(x: mx.array) -> bytes:
-    """BLAKE3 of the bytes that ``x`` is stored as."""
+    """Return the BLAKE3 digest of the bytes that ``x`` is stored as."""
     state = blake3()
     for piece in stored(x):
         state.update(piece)

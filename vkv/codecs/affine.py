@@ -95,7 +95,7 @@ class Affine:
         return 0, tokens
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Dtype and shape of each part for an ``x`` of the given shape (rule A2)."""
+        """Return dtype and shape of each part for an ``x`` of the given shape (rule A2)."""
         *lead, dim = shape or (0,)
         if not lead or dim % self.group:
             raise CodecError(

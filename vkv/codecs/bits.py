@@ -26,7 +26,7 @@ LONG = 1 << 17
 
 
 def words(count: int, bits: int) -> int:
-    """Number of 32-bit words that a row of ``count`` codes takes."""
+    """Return the number of 32-bit words that a row of ``count`` codes takes."""
     return -(-count * bits // 32)
 
 
@@ -51,7 +51,7 @@ def pack(codes: mx.array, bits: int) -> mx.array:
 
 
 def unpack(stream: mx.array, bits: int, count: int) -> mx.array:
-    """The first ``count`` codes of each row that ``pack`` wrote.
+    """Return the first ``count`` codes of each row that ``pack`` wrote.
 
     Args:
         stream: U32 of shape ``(..., words(count, bits))`` or more words.
@@ -73,7 +73,7 @@ def unpack(stream: mx.array, bits: int, count: int) -> mx.array:
 
 
 def _padded(x: mx.array, count: int) -> mx.array:
-    """``x`` with ``count`` zeros after its last axis."""
+    """Return ``x`` with ``count`` zeros after its last axis."""
     if not count:
         return x
     return mx.concatenate([x, mx.zeros((*x.shape[:-1], count), x.dtype)], axis=-1)
@@ -81,7 +81,7 @@ def _padded(x: mx.array, count: int) -> mx.array:
 
 @cache
 def _steps(bits: int) -> list[tuple[int, mx.array, mx.array]]:
-    """Shift, mask of even fields and mask of odd fields, for fields of 8, 16 and 32 bits."""
+    """Return shift, mask of even fields and mask of odd fields, for fields of 8, 16 and 32 bits."""
     steps: list[tuple[int, mx.array, mx.array]] = []
     if bits == 8:  # whole bytes: nothing moves
         return steps
@@ -93,14 +93,14 @@ def _steps(bits: int) -> list[tuple[int, mx.array, mx.array]]:
 
 
 def _compress(x: mx.array, bits: int) -> mx.array:
-    """Eight bytes of ``bits`` bits each -> their ``8 * bits`` bits, low first."""
+    """Join the low ``bits`` bits of each of eight bytes, the first byte lowest."""
     for shift, even, odd in _steps(bits):
         x = (x & even) | ((x & odd) >> shift)
     return x
 
 
 def _expand(x: mx.array, bits: int) -> mx.array:
-    """The inverse of ``_compress``."""
+    """Undo ``_compress``."""
     for shift, even, odd in reversed(_steps(bits)):
         x = (x & even) | ((x << shift) & odd)
     return x

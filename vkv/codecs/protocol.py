@@ -94,15 +94,15 @@ class Codec(Protocol):
 
     @property
     def window(self) -> int:
-        """Tokens that are encoded together, and between which ``prefix`` can cut."""
+        """Return the tokens that are encoded together; ``prefix`` can cut between windows."""
 
     @property
     def min_tokens(self) -> int:
-        """Fewest tokens, sinks not counted, of which ``span`` encodes any."""
+        """Return the fewest tokens, sinks not counted, of which ``span`` encodes any."""
 
     @property
     def refit_interval(self) -> int:
-        """Tokens of one segment after which a live cache fits new tables; 0: never."""
+        """Return the tokens of a segment after which a live cache fits new tables; 0: never."""
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
@@ -218,7 +218,7 @@ def check_layout(codec: Codec, parts: Parts, shape: tuple[int, ...]) -> None:
 
 
 def check_forms(want: Layout, have: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-    """The same on names, dtypes and shapes alone, before anything is read (K3)."""
+    """Compare a layout with names, dtypes and shapes, before anything is read (K3)."""
     for name in sorted(want.keys() | have.keys()):
         expected, found = want.get(name), have.get(name)
         if expected is None or found is None or not _fits(expected, found):
@@ -234,13 +234,13 @@ def _fits(want: tuple[str, tuple[int | None, ...]], have: tuple[str, tuple[int, 
 
 
 def finite(*arrays: mx.array) -> bool:
-    """Whether everything in these F16 arrays is finite; a GPU is waited for once."""
+    """Return whether all values of these F16 arrays are finite; wait for a GPU once."""
     bits = [x.view(mx.uint16).flatten() for x in arrays if x.size]
     return not bits or int((mx.concatenate(bits) & 0x7FFF).max()) < 0x7C00
 
 
 def memory(x: mx.array) -> memoryview:
-    """The bytes of an evaluated, contiguous array, without a copy."""
+    """Return the bytes of an evaluated, contiguous array, without a copy."""
     if x.size == 0:
         return memoryview(b"")  # a view with a zero in its shape cannot be cast
     x = x.reshape(1) if x.ndim == 0 else x

@@ -26,12 +26,12 @@ CODECS: dict[tuple[str, int], type[Codec]] = {
 
 
 def newest() -> dict[str, int]:
-    """Codec ids and the newest version of each."""
+    """Return the codec ids and the newest version of each."""
     return dict(sorted(CODECS))
 
 
 def resolve(codec: str, version: int, params: Options) -> Codec:
-    """The codec that a header names.
+    """Build the codec that a header names.
 
     Raises:
         UnknownCodecError: Not in the table (K1).
@@ -57,12 +57,12 @@ class Choice:
     options: Options
 
     def configure(self, tensor: str, dtype: str) -> Codec:
-        """The codec for ``"keys"`` or ``"values"`` of a safetensors dtype."""
+        """Build the codec for ``"keys"`` or ``"values"`` of a safetensors dtype."""
         return self.codec.configure(self.options, tensor, dtype)
 
 
 def parse(text: str) -> Choice:
-    """The codec that a codec string names, in its newest version.
+    """Parse a codec string: the codec it names, in its newest version, and its options.
 
     Args:
         text: ``name[:key=value,...]``.

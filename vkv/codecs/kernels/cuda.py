@@ -1,4 +1,4 @@
-"""``nsnquant`` and ``kvquant`` decoded, and codewords found, by one CUDA kernel each.
+"""Decode ``nsnquant`` and ``kvquant``, and search codewords, with one CUDA kernel each.
 
 A decoder writes all tokens of a packed cache at once: those stored exactly before and
 after the coded ones, and the coded ones, with their rotary embedding if it was taken
@@ -87,7 +87,7 @@ def kvquant(
 
 
 def nearest(x: mx.array, rows: mx.array) -> mx.array:
-    """Index of the best codeword, U8 ``(N,)``, of vectors F32 ``(N, V)``.
+    """Return the index of the best codeword, U8 ``(N,)``, of vectors F32 ``(N, V)``.
 
     Args:
         x: Rounded to multiples of 1/128 for the comparison.
@@ -136,13 +136,13 @@ def _decode(
 
 
 def _step(shape: tuple[int, ...], dtype: mx.Dtype) -> int:
-    """Tokens of a tile."""
+    """Return the number of tokens of a tile."""
     return max(1, min(TOKENS, TILE // (shape[0] * shape[1] * shape[3] * dtype.size)))
 
 
 @lru_cache(maxsize=16)
 def _turning(rope: Rope | None, dim: int) -> tuple[Template, mx.array, mx.array] | None:
-    """What a kernel knows of ``rope``: constants, scalars, ``freqs``; ``None`` if it can't turn."""
+    """Return constants, scalars and ``freqs`` of ``rope``; ``None`` if kernels do not rotate so."""
     if rope is None:
         return [("ROPE", 0), ("DIMS", 16), ("FREQS", False)], mx.zeros(3), mx.zeros(1)
     if rope.dims % 16 or rope.dims > dim:
@@ -156,7 +156,7 @@ def _turning(rope: Rope | None, dim: int) -> tuple[Template, mx.array, mx.array]
 
 
 def _starts(gaps: mx.array) -> mx.array:
-    """Elements and outliers before each chunk of 256 gaps, I32 ``(2, chunks)``."""
+    """Return elements and outliers before each chunk of 256 gaps, I32 ``(2, chunks)``."""
     chunks = -(-gaps.size // THREADS)
     (sums,) = _kernel("gaps", ("gaps",), 0)(
         inputs=[gaps],

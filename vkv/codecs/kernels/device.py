@@ -1,4 +1,4 @@
-"""Which of the ways to the same values suits the device that MLX computes on.
+"""Tell which device MLX computes on: each has its own fastest way to the same values.
 
 Plain MLX operations are the first way, and what the others are tested against:
 ``kernels_cpu`` on CPUs, ``kernels_cuda`` on NVIDIA's GPUs.

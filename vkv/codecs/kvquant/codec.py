@@ -135,30 +135,30 @@ class KvQuant:
 
     @classmethod
     def configure(cls, options: Options, tensor: str, dtype: str) -> Self:
-        """Keys have a table per channel, values the ``table`` asked for."""
+        """Build with a table per channel for keys, and the ``table`` asked for otherwise."""
         asked = cls(**{"table": "shared", **options})  # type: ignore[arg-type]  # checked when built
         return replace(asked, **({"table": "channel"} if tensor == "keys" else {"pre_rope": False}))
 
     @property
     def levels(self) -> int:
-        """``L``, the levels of one table."""
+        """Return ``L``, the number of levels of one table."""
         return 1 << self.bits
 
     @property
     def min_tokens(self) -> int:
-        """Tokens that a fit needs; a segment that takes over earlier tables needs none."""
+        """Return the tokens that a fit needs; a segment that reuses tables needs none."""
         return 1 if self.table == "token" else TOKENS_PER_LEVEL * self.levels
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Names of the parts that later segments take over."""
+        """Return the names of the parts that later segments reuse."""
         if self.table == "token":
             return ()
         return ("levels", "bounds") if self.table == "channel" and self.sparse else ("levels",)
 
     @property
     def sparse(self) -> bool:
-        """Whether there are outliers."""
+        """Return whether there are outliers."""
         return self.outlier_fraction > 0
 
     def for_rotated_keys(self) -> Self:
@@ -174,12 +174,12 @@ class KvQuant:
         return None
 
     def span(self, tokens: int, start: int) -> tuple[int, int]:
-        """Sinks are the first tokens of a sequence; fewer than ``min_tokens`` stay raw."""
+        """Split off the first tokens of a sequence as sinks; fewer than ``min_tokens`` stay raw."""
         lead = min(self.n_sink, tokens) if start == 0 else 0
         return lead, tokens - lead if tokens - lead >= self.min_tokens else 0
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Dtype and shape of each part for an ``x`` of the given shape (rule Q2)."""
+        """Return dtype and shape of each part for an ``x`` of the given shape (rule Q2)."""
         if reason := self.refuses(shape, mx.float32):
             raise CodecError(reason, rule="Q2", at="kvquant")
         batch, heads, tokens, dim = shape
@@ -199,7 +199,7 @@ class KvQuant:
         return parts
 
     def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
-        """Form (K3), levels (Q4), bounds (Q5), the list of outliers (Q6, Q7)."""
+        """Check form (K3), levels (Q4), bounds (Q5) and the list of outliers (Q6, Q7)."""
         check_layout(self, parts, shape)
         levels = parts["levels"]
         if not (finite(levels) and _ascends(levels)):
@@ -276,7 +276,7 @@ class KvQuant:
         return kernels_cuda.kvquant(parts, shape, dtype, self.bits, self.table, context)
 
     def plain(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """``decode`` by plain operations."""
+        """Decode with plain MLX operations."""
         levels = parts["levels"]
         if self.table == "channel":
             dense = nuq.by_channel(parts["codes"], self.bits, levels.astype(dtype), shape)
@@ -297,7 +297,7 @@ class KvQuant:
         return kept
 
     def join(self, pieces: list[Parts]) -> Parts | None:
-        """Parts of consecutive segments as those of one; ``None`` if their tables differ."""
+        """Return parts of consecutive segments as those of one; ``None`` if their tables differ."""
         whole = dict(pieces[0])
         for name in self.tables:
             if not all(mx.array_equal(parts[name], whole[name]) for parts in pieces[1:]):
@@ -311,12 +311,12 @@ class KvQuant:
 
     @property
     def _by_token(self) -> set[str]:
-        """Names of the parts that have a token axis."""
+        """Return names of the parts that have a token axis."""
         return {"codes", "scales", "offsets"} | ({"levels"} if self.table == "token" else set())
 
 
 def _ascends(x: mx.array) -> bool:
-    """Whether no row of F16 ``x`` falls."""
+    """Return whether every row of F16 ``x`` ascends."""
     return bool((x[..., 1:] >= x[..., :-1]).all())
 
 

@@ -1,4 +1,4 @@
-"""The encoder of ``kvquant``: which elements are outliers, levels, scales, codes.
+"""Encode ``kvquant``: choose outliers, fit levels and scales, assign codes.
 
 None of this is normative. It is NumPy, and goes head by head (keys) or a few tokens at
 a time (values), so that what it touches stays in the processor's cache.
@@ -33,7 +33,7 @@ OFFSET_MAX = 127
 
 
 class Recipe(NamedTuple):
-    """What of the codec's parameters the encoder needs."""
+    """Parameters of the codec that the encoder needs."""
 
     levels: int
     fraction: float
@@ -41,7 +41,7 @@ class Recipe(NamedTuple):
     sweeps: int
 
     def count(self, size: int) -> int:
-        """Outliers among ``size`` elements; never all."""
+        """Return the number of outliers among ``size`` elements; never all."""
         return min(round(self.fraction * size), size - 1)
 
     def centre(self, x: Floats, axis: int) -> Floats:
@@ -59,7 +59,7 @@ class Coded(NamedTuple):
 
 
 def by_channel(x: Floats, recipe: Recipe, weights: Floats | None) -> Coded:
-    """Levels and bounds per head and channel of ``x`` ``(B, H, T, D)``."""
+    """Fit levels and bounds per head and channel of ``x`` ``(B, H, T, D)``."""
     batch, heads, _, dim = x.shape
     codes, mask = np.empty(x.shape, np.uint8), np.empty(x.shape, np.bool_)
     levels = np.empty((batch, heads, dim, recipe.levels), np.float16)
@@ -73,7 +73,7 @@ def by_channel(x: Floats, recipe: Recipe, weights: Floats | None) -> Coded:
 
 
 def _fit_head(x: Floats, recipe: Recipe, weights: Floats | None) -> tuple[Halves, Halves, Mask]:
-    """Levels ``(D, L)``, bounds ``(D, 2)`` and outliers ``(T, D)`` of one head ``(T, D)``."""
+    """Fit one head ``(T, D)``: levels ``(D, L)``, bounds ``(D, 2)``, outlier mask ``(T, D)``."""
     rows = np.ascontiguousarray(x.T)
     ordered, weights = _ordered(rows, None if weights is None else weights.T)
     count = recipe.count(rows.shape[1])
@@ -88,7 +88,7 @@ def _fit_head(x: Floats, recipe: Recipe, weights: Floats | None) -> tuple[Halves
 
 
 def _ordered(rows: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
-    """Rows ``(R, N)`` in ascending order, and their weights with them."""
+    """Sort rows ``(R, N)`` in ascending order, and their weights with them."""
     if weights is None:
         return np.sort(rows, axis=1), None
     order = np.argsort(rows, axis=1, kind="stable")
@@ -96,7 +96,7 @@ def _ordered(rows: Floats, weights: Floats | None) -> tuple[Floats, Floats | Non
 
 
 def _bounds(low: Floats, high: Floats, dense: Floats, recipe: Recipe) -> Halves:
-    """Bounds ``(D, 2)`` for the tokens to come.
+    """Return bounds ``(D, 2)`` for later tokens.
 
     The extremes of few samples are too near: of 128 tokens, they call 4 % of later
     keys outliers instead of 1 %. So a bound is no nearer than where a normal
@@ -130,7 +130,7 @@ def with_bounds(x: Floats, levels: Halves, bounds: Halves | None) -> Coded:
 
 
 def _chunks(x: Floats) -> Iterator[tuple[int, slice]]:
-    """Batch row and range of tokens of every piece of about ``CHUNK`` elements."""
+    """Yield batch row and range of tokens of every piece of about ``CHUNK`` elements."""
     batch, heads, tokens, dim = x.shape
     step = max(1, CHUNK // (heads * dim))
     for row in range(batch):
@@ -151,7 +151,7 @@ def _farthest(x: Floats, recipe: Recipe) -> Mask:
 
 
 def by_token(x: Floats, recipe: Recipe, weights: Floats | None) -> Coded:
-    """Levels per head and token of ``x`` ``(B, H, T, D)``."""
+    """Fit levels per head and token of ``x`` ``(B, H, T, D)``."""
     codes, mask = np.empty(x.shape, np.uint8), np.empty(x.shape, np.bool_)
     levels = np.empty((*x.shape[:3], recipe.levels), np.float16)
     for row, span in _chunks(x):
@@ -168,7 +168,7 @@ def by_token(x: Floats, recipe: Recipe, weights: Floats | None) -> Coded:
 def _fit_rows(
     rows: Floats, out: Mask, recipe: Recipe, weights: Floats | None
 ) -> NDArray[np.float64]:
-    """Levels ``(R, L)`` of rows ``(R, N)`` without the elements under ``out``."""
+    """Fit levels ``(R, L)`` to rows ``(R, N)`` without the elements under ``out``."""
     dense = np.where(out, np.float32(2 * F16_MAX), rows)  # sorts to the end
     dense, weights = _ordered(dense, weights)
     last = (~out).sum(axis=1)
@@ -178,7 +178,7 @@ def _fit_rows(
 
 
 def shared(x: Floats, recipe: Recipe, weights: Floats | None) -> Coded:
-    """One set of levels for all of ``x`` ``(B, H, T, D)``, with a scale and an offset a token."""
+    """Fit one set of levels for all of ``x`` ``(B, H, T, D)``; a token has scale and offset."""
     mask, parts = _scaled(x, recipe)
     levels = _fit_sample(x, mask, parts, recipe, weights)
     return Coded(_codes(x, parts, levels), mask, {**parts, "levels": levels})
@@ -191,7 +191,7 @@ def with_levels(x: Floats, recipe: Recipe, levels: Halves) -> Coded:
 
 
 def _scaled(x: Floats, recipe: Recipe) -> tuple[Mask, dict[str, NDArray[Any]]]:
-    """Outliers; then per head and token the scale and offset that take the rest to -1 .. 1."""
+    """Mark outliers; find scale and offset per head and token that bring the rest to -1 .. 1."""
     mask = np.empty(x.shape, np.bool_)
     scales, offsets = np.empty(x.shape[:3], np.uint8), np.empty(x.shape[:3], np.int8)
     for row, span in _chunks(x):
@@ -215,7 +215,7 @@ def _scale_bytes(reach: Floats) -> tuple[Bytes, Floats]:
 
 
 def _normal(x: Floats, scales: Bytes, offsets: NDArray[np.int8]) -> Floats:
-    """``x`` ``(..., D)`` in units of its scale, less the offset; 0 where the scale is 0."""
+    """Return ``x`` ``(..., D)`` in units of its scale, less the offset; 0 where the scale is 0."""
     scale = ((scales.astype(np.int32) + SCALE_BIAS) << 20).view(np.float32)
     inverse = np.where(scales > 0, 1 / scale, 0).astype(np.float32)
     shift = offsets.astype(np.float32) * np.float32(1 / OFFSET_STEPS)
@@ -230,7 +230,7 @@ def _fit_sample(
     recipe: Recipe,
     weights: Floats | None,
 ) -> Halves:
-    """Levels ``(L,)`` from evenly spaced tokens, ``SAMPLES`` elements or a little more."""
+    """Fit levels ``(L,)`` to evenly spaced tokens, ``SAMPLES`` elements or a few more."""
     pick = (slice(None), slice(None), slice(None, None, max(1, x.size // SAMPLES)))
     scales = parts["scales"][pick]
     normal = _normal(x[pick], scales, parts["offsets"][pick])

@@ -1,4 +1,4 @@
-"""Non-uniform levels: where they lie (Lloyd-Max), which is nearest, and their lookup.
+"""Fit non-uniform levels (Lloyd-Max), find the nearest, and look levels up.
 
 The fit works on rows that are already in order. A cell of a one-dimensional
 quantizer is then a run of its row, so a sweep needs only where the runs end (a
@@ -48,7 +48,7 @@ def lloyd_max(
     last: Ints,
     weights: Floats | None = None,
 ) -> NDArray[np.float64]:
-    """Levels of least squared error, one set per row, by Lloyd's iteration.
+    """Fit levels of least squared error, one set per row, by Lloyd's iteration.
 
     A sweep moves each level to the (weighted) mean of its cell; the error never
     rises. An empty cell keeps its level, so levels stay in order.
@@ -83,7 +83,7 @@ def lloyd_max(
 
 
 def _above(ordered: Floats, targets: Floats) -> Ints:
-    """``(R, K)``: index of the first element above each target, row by row."""
+    """Return the index of the first element above each target, row by row, ``(R, K)``."""
     targets = targets.astype(ordered.dtype)
     found = np.empty(targets.shape, np.int64)
     for i, row in enumerate(ordered):
@@ -92,18 +92,18 @@ def _above(ordered: Floats, targets: Floats) -> Ints:
 
 
 def _flat(rows: Floats) -> Floats:
-    """All rows in one, and a zero, so that the end is an index too."""
+    """Join all rows, and a zero, so that the end is an index too."""
     return np.append(rows.ravel(), rows.dtype.type(0))
 
 
 def _cells(flat: Floats, ends: Ints) -> Floats:
-    """Sum of ``flat`` over each run between neighbouring ``ends`` ``(R, K)``; not of empty runs."""
+    """Sum ``flat`` over each run between neighbouring ``ends`` ``(R, K)``, empty ones left out."""
     sums: Floats = np.add.reduceat(flat, ends.ravel()).reshape(ends.shape)
     return sums[:, :-1]
 
 
 def _start(ordered: Floats, levels: int, first: Ints, last: Ints) -> NDArray[np.float64]:
-    """Levels at equal steps of the integral of density^(1/3) (Panter and Dite 1951).
+    """Return levels at equal steps of the integral of density^(1/3) (Panter and Dite 1951).
 
     Plain quantiles put levels where the samples are; the best quantizer puts them
     by the cube root of density, and Lloyd's sweeps close that gap slowly. Between
@@ -126,7 +126,7 @@ def _start(ordered: Floats, levels: int, first: Ints, last: Ints) -> NDArray[np.
 
 
 def nearest(x: NDArray[np.float32], levels: Floats) -> NDArray[np.uint8]:
-    """Index of the nearest level; a tie goes to the lower one.
+    """Return the index of the nearest level; a tie goes to the lower one.
 
     Args:
         x: Any shape.
@@ -166,7 +166,7 @@ def by_channel(codes: mx.array, bits: int, levels: mx.array, shape: tuple[int, .
 
 
 def _pairs(levels: mx.array) -> mx.array:
-    """``(B, H, D, L)`` to ``(B, H, D / 2, L * L)``: entry ``i + L * j`` holds levels i and j."""
+    """Pair channels, ``(B, H, D / 2, L * L)``: entry ``i + L * j`` holds levels i and j."""
     *lead, dim, size = levels.shape
     even, odd = (levels.reshape(*lead, dim // 2, 2, size)[..., i, :] for i in (0, 1))
     whole = (*lead, dim // 2, size, size)
@@ -195,5 +195,5 @@ def scaled(levels: mx.array, scales: mx.array, offsets: mx.array) -> mx.array:
 
 
 def by_token(codes: mx.array, bits: int, levels: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Do the same with one table per head and token, ``levels`` of shape ``(B, H, T, L)``."""
+    """Look up codes in one table per head and token, ``levels`` of shape ``(B, H, T, L)``."""
     return mx.take_along_axis(levels, unpack(codes, bits, shape[-1]), axis=-1)

@@ -1,4 +1,4 @@
-"""The sparse part: which elements are kept exactly, and the list that holds them.
+"""Choose the elements that are kept exactly, and list them.
 
 Elements are counted in *token order* (token, batch row, head, channel). An outlier
 costs one byte, the number of elements since the one before, and its value; a last
@@ -84,7 +84,7 @@ def pack(mask: Mask, x: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _gaps(places: Ints, elements: int) -> mx.array:
-    """Ascending places, then the end, to bytes: ``q`` times ``SKIP``, then the rest of the gap."""
+    """Code gaps between ascending places, the end behind them: ``SKIP`` bytes, then the rest."""
     skips, rest = np.divmod(np.diff(places, prepend=-1, append=elements) - 1, SKIP)
     ends = np.cumsum(skips + 1)
     out = np.full(ends[-1], SKIP, np.uint8)
@@ -164,6 +164,6 @@ def join(lists: list[tuple[mx.array, mx.array]]) -> tuple[mx.array, mx.array]:
 
 
 def _run(gaps: Bytes, start: int = 0) -> int:
-    """Bytes of the first gap; with ``start`` 1, of the last one in reversed order."""
+    """Return the bytes of the first gap; with ``start`` 1, of the last one in reversed order."""
     ends = np.flatnonzero(gaps[start:] != SKIP)
     return int(ends[0]) + 1 if len(ends) else len(gaps)

@@ -1,4 +1,4 @@
-"""Nearest codeword of many short vectors, exactly and fast.
+"""Find the nearest codeword of many short vectors, exactly and fast.
 
 Vectors are rounded to multiples of 1/128 and codewords are multiples of 1/256, so a
 score is a sum of integers below 2^24: exact in F32 in any order, TF32 included. The
@@ -59,7 +59,7 @@ class Search:
         self._columns, self._half = mx.array(columns), mx.array(half.astype(np.float32))
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Indices, U8 ``(N,)``, of vectors F32 ``(N, V)``; the first of equals."""
+        """Return the index of the nearest codeword, U8 ``(N,)``, of vectors F32 ``(N, V)``."""
         edge = STEPS * EDGE - 1
         if on_cpu():
             return mx.array(self._by_cell(np.rint(np.asarray(x) * STEPS).clip(-edge, edge)))
@@ -68,7 +68,7 @@ class Search:
         return self.plain(x)
 
     def plain(self, x: mx.array) -> mx.array:
-        """The same by plain operations."""
+        """Search with plain MLX operations."""
         edge = STEPS * EDGE - 1
         x = mx.clip(mx.round(x * STEPS), -edge, edge)
         return mx.concatenate([self._score(x[i : i + ROWS]) for i in range(0, len(x), ROWS)])
@@ -96,17 +96,17 @@ class Search:
 
     @cached_property
     def _whole(self) -> mx.array:
-        """Codewords and half their squared norms, F32 ``(K, V + 1)``."""
+        """Return codewords and half their squared norms, F32 ``(K, V + 1)``."""
         return mx.concatenate([self._columns.T, self._half[:, None]], axis=1)
 
     @cached_property
     def _lists(self) -> list[Array]:
-        """Of each cell: the rows that win there."""
+        """Return, for each cell, the rows that win there."""
         won = (np.flatnonzero(np.bincount(best(p, self._rows))) for p in self._probes())
         return [np.ascontiguousarray(self._rows[names]) for names in won]
 
     def _probes(self) -> Iterator[Array]:
-        """Normal vectors conditioned on each cell in turn; a third of them stretched."""
+        """Draw normal vectors conditioned on each cell in turn; a third of them stretched."""
         dim = self._rows.shape[1] - 1
         rng = np.random.Generator(np.random.PCG64(0))
         draw = rng.standard_normal((8 * PROBES, dim)) * STEPS
@@ -125,7 +125,7 @@ class Search:
 
 
 def packed(codebook: Array, *, cosine: bool) -> Array:
-    """Rows ``(K, V + 1)`` whose product with an extended vector is ``256 * score + 255 - k``.
+    """Return rows ``(K, V + 1)``: an extended vector times row k is ``256 * score + 255 - k``.
 
     So the largest product names its row, and in F64 it is exact.
     """
@@ -136,7 +136,7 @@ def packed(codebook: Array, *, cosine: bool) -> Array:
 
 
 def best(x: Array, rows: Array) -> Bytes:
-    """The number, in the whole codebook, of the row of ``packed`` with the best score."""
+    """Return the index, in the whole codebook, of the row of ``packed`` with the best score."""
     step = max(1, SINGLE // rows.size)
     top = np.empty(len(x))
     for i in range(0, len(x), step):
@@ -146,13 +146,13 @@ def best(x: Array, rows: Array) -> Bytes:
 
 
 def _half(columns: npt.NDArray[np.floating]) -> Array:
-    """Half the squared norms, in the unit of products of vectors and codewords."""
+    """Return half the squared norms, in the unit of products of vectors and codewords."""
     half: Array = np.round((columns.astype(np.float64) ** 2).sum(0) * STEPS / (2 * GRID))
     return half
 
 
 def extended(x: npt.NDArray[np.floating]) -> Array:
-    """``x`` with a column of ones."""
+    """Append a column of ones to ``x``."""
     out = np.ones((len(x), x.shape[1] + 1))
     out[:, :-1] = x
     return out

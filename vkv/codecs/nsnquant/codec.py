@@ -163,7 +163,7 @@ class NSNQuant:
         return 0, tokens - tokens % self.window
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Dtype and shape of each part for an ``x`` of the given shape (rule N2)."""
+        """Return dtype and shape of each part for an ``x`` of the given shape (rule N2)."""
         if reason := self.refuses(shape, mx.float32):
             raise CodecError(reason, rule="N2", at="nsnquant")
         *lead, tokens, dim = shape
@@ -209,7 +209,7 @@ class NSNQuant:
             )
 
     def encode(self, x: mx.array) -> Parts:
-        """Parts of whole windows; their bits do not depend on how many one call carries.
+        """Encode whole windows; their bits do not depend on how many one call carries.
 
         Raises:
             CodecError: The shape is refused (N2), or a value is (N3).
@@ -245,7 +245,7 @@ class NSNQuant:
 
     @property
     def spec(self) -> codebooks.Spec:
-        """The codebook that the encoder uses."""
+        """Return the codebook that the encoder uses."""
         return codebooks.Spec(
             magnitude=self.bits == 2,
             cosine=self.match == "cosine",
@@ -275,7 +275,7 @@ class NSNQuant:
         return kernels_cuda.nsnquant(parts, shape, dtype, self.window, context)
 
     def plain(self, flat: Parts, codebook: mx.array, dim: int, dtype: mx.Dtype) -> mx.array:
-        """``nsn.decode``, a bounded number of windows at a time."""
+        """Decode with plain MLX operations, a bounded number of windows at a time."""
         count = len(flat["s2"])
         decode = partial(nsn.decode, codebook=codebook, window=self.window, dim=dim, dtype=dtype)
         step = _step(DECODE_STEP, self.window * dim)
@@ -291,7 +291,7 @@ class NSNQuant:
         return self.select(parts, 0, tokens // self.window)
 
     def select(self, parts: Parts, start: int, stop: int) -> Parts:
-        """Parts of windows ``start`` to ``stop - 1``."""
+        """Return parts of windows ``start`` to ``stop - 1``."""
         per_token = {"indices", "signs", "s2"} | ({"s1"} if self.metadata_bits == 16 else set())
         out = dict(parts)
         for name in parts.keys() - {"codebook"}:
@@ -300,7 +300,7 @@ class NSNQuant:
         return out
 
     def join(self, pieces: list[Parts]) -> Parts | None:
-        """Parts of consecutive segments as those of one; ``None`` if codebooks differ."""
+        """Return parts of consecutive segments as those of one; ``None`` if codebooks differ."""
         first = pieces[0]["codebook"]
         if not all(mx.array_equal(parts["codebook"], first) for parts in pieces[1:]):
             return None
@@ -310,7 +310,7 @@ class NSNQuant:
 
 
 def _step(elements: int, window: int) -> int:
-    """Windows of one step."""
+    """Return the number of windows of one step."""
     if not on_cpu():
         elements = GPU_STEP
     return max(1, elements // window)
@@ -318,6 +318,6 @@ def _step(elements: int, window: int) -> int:
 
 @cache
 def codebook(spec: codebooks.Spec) -> tuple[mx.array, Search]:
-    """The F32 codewords of ``spec`` and the search among them."""
+    """Return the F32 codewords of ``spec`` and the search among them."""
     rows = codebooks.load(spec).astype(np.float32)
     return mx.array(rows), Search(rows, magnitude=spec.magnitude, cosine=spec.cosine)

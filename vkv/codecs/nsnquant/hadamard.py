@@ -14,7 +14,7 @@ ORDERS, MAX_POWER = (1, 12, 20, 28), 8192
 
 
 def order(dim: int) -> int | None:
-    """``m`` of ``dim = m * 2^k`` with ``m`` in ``ORDERS`` and 2^k <= 8192, or ``None``.
+    """Return ``m`` of ``dim = m * 2^k`` with ``m`` in ``ORDERS`` and 2^k <= 8192, or ``None``.
 
     MLX does not check this itself: at other sizes it writes past its buffers.
     """
@@ -26,12 +26,12 @@ def order(dim: int) -> int | None:
 
 
 def forward(x: mx.array) -> mx.array:
-    """``H x / sqrt(D)`` along the last axis, ``H`` the Kronecker product of H_m and H_2^k."""
+    """Compute ``H x / sqrt(D)`` along the last axis, H the Kronecker product of H_m and H_2^k."""
     return mx.hadamard_transform(x)
 
 
 def inverse(x: mx.array) -> mx.array:
-    """The inverse of ``forward``: another transform where H is not symmetric (m 20 and 28)."""
+    """Undo ``forward``: another transform where H is not symmetric (m 20 and 28)."""
     dim = x.shape[-1]
     m = order(dim)
     if m is None or m <= 12:
@@ -43,7 +43,7 @@ def inverse(x: mx.array) -> mx.array:
 
 @cache
 def _core(m: int) -> mx.array:
-    """``H_m^T / sqrt(m)``: row ``i`` is the transform of unit vector ``i``."""
+    """Return ``H_m^T / sqrt(m)``: row ``i`` is the transform of unit vector ``i``."""
     with mx.stream(mx.cpu):  # Metal has no kernel for these sizes alone
         core = mx.hadamard_transform(mx.eye(m))
         mx.eval(core)  # in this thread, whichever uses it later

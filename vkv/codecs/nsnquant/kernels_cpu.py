@@ -37,7 +37,7 @@ TO_HALF = 2.0**-112
 
 
 def fits(dim: int, subvector: int) -> bool:
-    """Whether ``decode`` is made for pieces of ``subvector`` values in ``dim`` channels."""
+    """Return whether ``decode`` can decode pieces of ``subvector`` values in ``dim`` channels."""
     order = hadamard.order(dim)
     return subvector == PIECE and order is not None and dim % (order * PIECE) == 0
 
@@ -45,7 +45,7 @@ def fits(dim: int, subvector: int) -> bool:
 def decode(
     parts: Parts, s1: mx.array, s2: mx.array, o: mx.array, shape: tuple[int, ...], dtype: mx.Dtype
 ) -> mx.array:
-    """``s1 * (s2 * H(code) + o)`` as an evaluated array.
+    """Compute ``s1 * (s2 * H(code) + o)`` as an evaluated array.
 
     Args:
         parts: ``codebook``, ``indices`` and maybe ``signs``, validated.
@@ -88,13 +88,13 @@ class _Call:
         self._s2 = self._s2 * np.float32(scale / sqrt(o.shape[0] * PIECE))
 
     def _clip(self, top: float, scale: float, shift: float) -> float | None:
-        """Where to cut values off, if any may pass F16's range and F16 is wanted."""
+        """Return the bound to clip values at, if F16 is wanted and any may pass its range."""
         high = scale * sqrt(self._o.shape[0] * PIECE) * float(top) * np.abs(self._s2).max() + shift
         cut = F16_MAX * scale * scale
         return cut if scale != 1 and np.abs(self._s1).max() * high > cut else None
 
     def pieces(self, start: int, stop: int) -> Floats:
-        """Tokens ``start`` to ``stop - 1``, ``(n, (stop - start) * 8)``."""
+        """Return tokens ``start`` to ``stop - 1``, ``(n, (stop - start) * 8)``."""
         code = self._indices[start:stop].astype(np.uint16)
         if self._signs is not None:
             code |= self._signs[start:stop].astype(np.uint16) << 8
@@ -116,7 +116,7 @@ def _flat(part: mx.array) -> Array:
 
 @lru_cache(maxsize=8)
 def _core(count: int) -> Floats:
-    """The rotation of ``count`` pieces, in ones and minus ones."""
+    """Return the rotation of ``count`` pieces, in ones and minus ones."""
     with mx.stream(mx.cpu):
         rows = hadamard.forward(mx.eye(count)) if count > 1 else mx.ones((1, 1))
         return np.ascontiguousarray(np.sign(np.asarray(rows)).T)
@@ -124,7 +124,7 @@ def _core(count: int) -> Floats:
 
 @lru_cache(maxsize=4)
 def _rotated(codebook: bytes, signed: bool) -> Floats:
-    """All pieces, rotated, times ``sqrt(8)``: row ``index``, or ``signs * 256 + index``."""
+    """Return all pieces, rotated, times ``sqrt(8)``: row ``index``, or ``signs * 256 + index``."""
     rows = np.frombuffer(codebook, np.float16).astype(np.float32).reshape(-1, PIECE)
     if signed:
         whole = np.zeros((256, PIECE), np.float32)
@@ -140,7 +140,7 @@ def _same(y: Floats) -> Array:
 
 
 def _halves(y: Floats) -> Array:
-    """F16 bits of ``y / TO_HALF``: move the sign to the exponent, round, drop 13 bits."""
+    """Return F16 bits of ``y / TO_HALF``: move the sign to the exponent, round, drop 13 bits."""
     bits = y.view(np.uint32)
     out = bits >> 3
     out &= 1 << 28
@@ -151,7 +151,7 @@ def _halves(y: Floats) -> Array:
 
 
 def _brains(y: Floats) -> Array:
-    """BF16 bits of ``y``."""
+    """Return BF16 bits of ``y``."""
     out = y.view(np.uint32) + (1 << 15)
     out >>= 16
     return out.astype(np.uint16)

@@ -56,12 +56,12 @@ def total(x: mx.array, axis: int) -> mx.array:
 
 
 def rms(x: mx.array) -> mx.array:
-    """``|x| / sqrt(D)`` along the last axis, kept as length 1."""
+    """Compute ``|x| / sqrt(D)`` along the last axis, kept as length 1."""
     return mx.sqrt(total(x * x, -1) / x.shape[-1])
 
 
 def quantize(x: mx.array, *, avoid_zero: bool = False) -> tuple[mx.array, mx.array]:
-    """4-bit codes of each row, with one scale and one minimum a row.
+    """Quantize each row to 4-bit codes, with one scale and one minimum a row.
 
     Args:
         x: F32 of shape ``(..., N)``.
@@ -83,7 +83,7 @@ def quantize(x: mx.array, *, avoid_zero: bool = False) -> tuple[mx.array, mx.arr
 
 
 def dequantize(codes: mx.array, ranges: mx.array) -> mx.array:
-    """``scale * code + minimum``, F32."""
+    """Compute ``scale * code + minimum``, F32."""
     wide = ranges.astype(mx.float32)
     return wide[..., :1] * codes.astype(mx.float32) + wide[..., 1:]
 
@@ -98,7 +98,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(x: mx.array, *, signs: bool, fine: bool, fit: str) -> Prepared:
-    """All of the encoding before the search; lazy.
+    """Do all of the encoding before the search, lazily.
 
     Args:
         x: Windows ``(M, W, D)`` of a float dtype.
@@ -120,7 +120,7 @@ def prepare(x: mx.array, *, signs: bool, fine: bool, fit: str) -> Prepared:
 
 
 def code(ready: Prepared, codebook: mx.array, search: Search, fold: str) -> Parts:
-    """The rest of the encoding.
+    """Search codewords and do the rest of the encoding.
 
     Args:
         ready: What ``prepare`` made of the windows.
@@ -152,7 +152,7 @@ def _check(norms: mx.array) -> None:
 
 
 def _weight(norms: mx.array) -> mx.array:
-    """What brings tokens longer than ``CAP`` medians of their window down to that length.
+    """Return the factor that shortens tokens longer than ``CAP`` medians of their window to it.
 
     So that one giant token (an attention sink) does not bend the fit of the others.
     """
@@ -162,7 +162,7 @@ def _weight(norms: mx.array) -> mx.array:
 
 
 def _projection(x: mx.array, norms: mx.array, weight: mx.array) -> mx.array:
-    """How much of the window's mean direction each token holds, signed; where weak, its length."""
+    """Project each token on the window's mean direction, signed; where weak, take its length."""
     mean = total(x * _reciprocal(norms), 1)
     length = rms(mean)
     held = total(x * mean, -1) * _reciprocal(length * x.shape[-1]) * weight
@@ -171,14 +171,14 @@ def _projection(x: mx.array, norms: mx.array, weight: mx.array) -> mx.array:
 
 
 def _fine_scale(scale: mx.array, norms: mx.array) -> tuple[mx.array, Parts]:
-    """``s1`` as a decoder will have it, F32 ``(M, W, 1)``, and its parts: in 16 bits."""
+    """Round ``s1`` to 16 bits: return it as decoded, F32 ``(M, W, 1)``, and its parts."""
     floor = mx.where(scale < 0, -norms, norms) / SPREAD
     s1 = mx.where(mx.abs(scale) < mx.abs(floor), floor, scale).astype(mx.float16)
     return s1.astype(mx.float32), {"s1": s1.squeeze(-1)}
 
 
 def _coarse_scale(scale: mx.array, norms: mx.array, fit: str) -> tuple[mx.array, Parts]:
-    """The same in 4 bits. No token gets a scale that is nothing beside its length."""
+    """Return the same in 4 bits. No token gets a scale that is nothing beside its length."""
     scale, norms = scale.squeeze(-1), norms.squeeze(-1)
     codes, ranges = quantize(scale, avoid_zero=fit == "project")
     if fit == "nsn":
@@ -189,7 +189,7 @@ def _coarse_scale(scale: mx.array, norms: mx.array, fit: str) -> tuple[mx.array,
 def _shift(
     x: mx.array, s1: mx.array, weight: mx.array, fit: str, fine: bool
 ) -> tuple[mx.array, Parts]:
-    """``o`` as a decoder will have it, F32 ``(M, 1, D)``, and its parts."""
+    """Round ``o``: return it as decoded, F32 ``(M, 1, D)``, and its parts."""
     if fit == "project":
         o = total(x * (s1 * weight), 1) * _reciprocal(total(s1 * s1, 1))
     else:
@@ -203,19 +203,19 @@ def _shift(
 
 
 def _reciprocal(scale: mx.array) -> mx.array:
-    """``1 / scale``, and 0 for 0: a token without length has no direction either."""
+    """Compute ``1 / scale``, and 0 for 0: a token without length has no direction either."""
     zero = scale == 0
     return mx.where(zero, 0, 1 / mx.where(zero, 1, scale))
 
 
 def _sign_bits(z: mx.array) -> mx.array:
-    """U8 ``(M, W, D/8)``: bit ``d % 8`` of byte ``d // 8`` is set where ``z`` is negative."""
+    """Pack signs, U8 ``(M, W, D/8)``: bit ``d % 8`` of byte ``d // 8`` is set if negative."""
     stream = pack((z < 0).reshape(-1), 1).view(mx.uint8)
     return stream[: z.size // 8].reshape(*z.shape[:2], -1)
 
 
 def _fold(z: mx.array, code: mx.array, fold: str) -> mx.array:
-    """The factor on ``s2`` that makes the best of the chosen codewords, ``(M, W, 1)``."""
+    """Return the factor on ``s2`` that corrects for the chosen codewords, ``(M, W, 1)``."""
     dim = z.shape[-1]  # the squared length of every z but of zeros, whose s2 is 0
     if fold == "norm":
         return mx.sqrt(dim / total(code * code, -1))
@@ -225,7 +225,7 @@ def _fold(z: mx.array, code: mx.array, fold: str) -> mx.array:
 
 
 def metadata(parts: Parts, *, window: int, dim: int) -> tuple[mx.array, mx.array, mx.array]:
-    """``s1`` and ``s2``, F32 ``(M, W)``, and ``o``, F32 ``(M, D)``, of parts ``(M, -1)``."""
+    """Decode ``s1`` and ``s2``, F32 ``(M, W)``, and ``o``, F32 ``(M, D)``, of parts ``(M, -1)``."""
     s1, s2, o = (parts[name] for name in ("s1", "s2", "o"))
     if "s1_range" in parts:
         s1 = dequantize(unpack(s1, 4, window), parts["s1_range"])
@@ -235,7 +235,7 @@ def metadata(parts: Parts, *, window: int, dim: int) -> tuple[mx.array, mx.array
 
 
 def decode(parts: Parts, *, codebook: mx.array, window: int, dim: int, dtype: mx.Dtype) -> mx.array:
-    """Windows ``(M, W, D)`` of ``dtype`` from parts of shape ``(M, -1)``, in F32 until the end."""
+    """Decode parts of shape ``(M, -1)`` to windows ``(M, W, D)``, in F32 until the last cast."""
     code = codebook[parts["indices"]].reshape(-1, window, dim)
     if "signs" in parts:
         code = code * _signs()[parts["signs"]].reshape(code.shape)
@@ -246,7 +246,7 @@ def decode(parts: Parts, *, codebook: mx.array, window: int, dim: int, dtype: mx
 
 @cache
 def _signs() -> mx.array:
-    """F32 ``(256, 8)``: of each sign byte its eight factors, -1 where the bit is set."""
+    """Return the eight factors of each sign byte, F32 ``(256, 8)``: -1 where the bit is set."""
     signs = 1 - 2 * ((mx.arange(256)[:, None] >> mx.arange(8)) & 1).astype(mx.float32)
     mx.eval(signs)  # in this thread, whichever uses it later
     return signs

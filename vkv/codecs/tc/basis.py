@@ -1,4 +1,4 @@
-"""Principal axes: how they are fit, stored and read.
+"""Fit, store and read principal axes.
 
 A basis is one array of bytes (U8), a part of the file that uses it or of another one
 (rules T20 to T22 of ``spec/v1/codecs/tc.md``)::
@@ -47,11 +47,11 @@ class Basis:
 
     @property
     def rows(self) -> F32:
-        """The rows (G, R, n), F32."""
+        """Return the rows (G, R, n), F32."""
         return self.ints * self.scale[..., None]
 
     def dump(self) -> bytes:
-        """As the bytes above."""
+        """Return the bytes described above."""
         head = np.array(self.ints.shape, "<u4").tobytes() + self.scale.astype("<f4").tobytes()
         flat = self.ints.reshape(-1, self.ints.shape[-1])
         return head + tc_entropy.pack([flat[a:b] for a, b in _chunks(*flat.shape)])
@@ -102,20 +102,20 @@ def _read(data: bytes, groups: int, rows: int, columns: int) -> Basis:
 
 
 def _chunks(rows: int, columns: int) -> list[tuple[int, int]]:
-    """First and last row of each chunk."""
+    """Return the first row of each chunk and the one behind its last."""
     step = -(-tc_entropy.CHUNK // columns)
     return [(a, min(a + step, rows)) for a in range(0, rows, step)]
 
 
 def pools(z: F32, heads: int, axes: str) -> F32:
-    """Tokens (N, H*D) as (G, N, n): of all heads together, or of each head."""
+    """Split tokens (N, H*D) into groups (G, N, n): all heads together, or each head."""
     if axes != "head":
         return z[None]
     return np.ascontiguousarray(z.reshape(len(z), heads, -1).swapaxes(0, 1))
 
 
 def principal(covariance: F64) -> tuple[F64, F64]:
-    """Variances, largest first, and axes as rows, the largest entry of each positive."""
+    """Decompose: variances, largest first, and axes as rows, the largest entry of each positive."""
     variance, vectors = np.linalg.eigh(covariance)
     rows = vectors.T[::-1]
     top = np.take_along_axis(rows, np.abs(rows).argmax(1)[:, None], 1)
@@ -123,7 +123,7 @@ def principal(covariance: F64) -> tuple[F64, F64]:
 
 
 def covariance(z: F32) -> F64:
-    """Second moments (n, n) of (N, n)."""
+    """Compute the second moments (n, n) of (N, n)."""
     return (z.T @ z).astype(np.float64) / max(len(z), 1)
 
 
@@ -139,7 +139,7 @@ class Axes:
 
 
 def candidates(z: F32, heads: int, axes: str) -> list[Axes]:
-    """Axes of the kind asked for, or of every kind (``auto``), for tokens (N, H*D)."""
+    """Fit axes of the kind asked for, or of every kind (``auto``), to tokens (N, H*D)."""
     kinds = [axes] if axes != "auto" else ["none", "head", "joint"]
     moments, found = covariance(z), []
     for kind in kinds:
@@ -154,7 +154,7 @@ def candidates(z: F32, heads: int, axes: str) -> list[Axes]:
 
 
 def projected(z: F32, basis: Basis) -> F64:
-    """Variances of the components of tokens (N, H*D) in a basis, those of all groups."""
+    """Return the variances of tokens (N, H*D) on the rows of a basis, those of all groups."""
     moments, size = covariance(z), basis.ints.shape[-1]
     found = []
     for g, rows in enumerate(basis.rows):
@@ -165,7 +165,7 @@ def projected(z: F32, basis: Basis) -> F64:
 
 
 def fit(axes: Axes, step: float, tokens: int) -> Basis:
-    """Rows for tokens on these axes, no finer than a step needs, without those it does not."""
+    """Round axes to rows, no finer than a step needs; leave out those that cost too much."""
     columns = len(axes.rows[0])
     kept = []
     for variance, rows in zip(axes.variance, axes.rows, strict=True):
@@ -184,7 +184,7 @@ def fit(axes: Axes, step: float, tokens: int) -> Basis:
 
 
 def worth(variance: F64, step: float, tokens: int, columns: int) -> npt.NDArray[np.bool_]:
-    """Whether the squared error that a component saves is worth the bits of its row.
+    """Return whether the squared error that a component saves is worth the bits of its row.
 
     A bit is worth what a uniform quantizer of ``step`` pays for it: 2 ln 2 step^2 / 12.
     """
@@ -195,13 +195,13 @@ def worth(variance: F64, step: float, tokens: int, columns: int) -> npt.NDArray[
 
 
 def row_bits(variance: F64, step: float, columns: int) -> F64:
-    """Bits that a row of ``fit`` takes, from the deviation of its component."""
+    """Return the bits that a row of ``fit`` takes, from the variance of its component."""
     ratio = np.sqrt(variance) / step
     return np.asarray(columns * np.maximum(3.0, 2 + np.log2(np.maximum(ratio, 1e-9))) + 48)
 
 
 def analysis(rows: F32) -> F32:
-    """The transform (n, R) whose inverse is ``rows`` (R, n), by least squares.
+    """Return the transform (n, R) whose inverse is ``rows`` (R, n), by least squares.
 
     The stored rows, not the axes they were rounded from, are inverted: so a coarse
     basis costs a little rate and no accuracy. Rows of zeros give zeros.
@@ -214,10 +214,10 @@ def analysis(rows: F32) -> F32:
 
 
 def raw(part: mx.array) -> bytes:
-    """The bytes of a U8 part."""
+    """Return the bytes of a U8 part."""
     return np.array(part).tobytes()
 
 
 def array(basis: Basis) -> mx.array:
-    """A basis as a part of a file."""
+    """Return a basis as the U8 array of a file."""
     return mx.array(np.frombuffer(basis.dump(), np.uint8))

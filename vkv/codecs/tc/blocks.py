@@ -1,4 +1,4 @@
-"""The integers of ``tc``: made, stored, read and turned back."""
+"""Make, store and read the integers of ``tc``, and turn them back to values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FREE_WORK, WORK_PER_BYTE = 1 << 22, 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What stands in the parts: all but the integers themselves, which stay coded.
+    """Parsed parts of a segment; the integers themselves stay coded.
 
     ``chunk`` and ``factor`` have one entry for each of the G*R components; ``basis`` is
     ``None`` where the components are the channels.
@@ -47,23 +47,23 @@ class Blocks:
 
     @property
     def order(self) -> npt.NDArray[np.intp]:
-        """Components that have integers, in stored order."""
+        """Return the components that have integers, in stored order."""
         kept = np.flatnonzero(self.chunk != NONE)
         return kept[np.argsort(self.chunk[kept], kind="stable")]
 
     def sizes(self) -> list[int]:
-        """Components of each chunk."""
+        """Return the number of components of each chunk."""
         return [int(n) for n in np.bincount(self.chunk[self.chunk != NONE])]
 
 
 def flat(x: mx.array) -> F32:
-    """``(B, H, T, D)`` as tokens (B*T, H*D)."""
+    """Flatten ``(B, H, T, D)`` to tokens (B*T, H*D), F32."""
     wide = x.astype(mx.float32).swapaxes(1, 2)
     return np.array(wide).reshape(-1, x.shape[1] * x.shape[3])
 
 
 def centred(x: mx.array) -> tuple[F32, npt.NDArray[np.float16]]:
-    """Tokens (B*T, H*D) without their mean, and the mean as it is stored.
+    """Split tokens (B*T, H*D) into their mean, as it is stored, and the rest.
 
     Raises:
         CodecError: A value is not finite (T3).
@@ -76,12 +76,12 @@ def centred(x: mx.array) -> tuple[F32, npt.NDArray[np.float16]]:
 
 
 def deviation(z: F32) -> float:
-    """Root of the mean variance of the columns of (N, n); 1 where there is none."""
+    """Return the root of the mean variance of the columns of (N, n); 1 where there is none."""
     return float(np.sqrt(z.var(0, dtype=np.float64).mean())) or 1.0
 
 
 def quantize(z: F32, basis: Basis | None, heads: int, step: float) -> Parts:
-    """Tokens (N, n) without their mean to the parts ``codes`` and ``components``."""
+    """Quantize tokens (N, n) without their mean to the parts ``codes`` and ``components``."""
     groups = 1 if basis is None else len(basis.ints)
     pools = tc_basis.pools(z, heads, "head" if groups > 1 else "joint")
     y = np.concatenate([_components(pools[g], basis, g) for g in range(groups)])
@@ -110,7 +110,7 @@ def _components(z: F32, basis: Basis | None, group: int) -> F32:
 
 
 def assign(energy: F32, tokens: int) -> U8:
-    """The chunk of each component: like energies together, 16,384 symbols or more."""
+    """Assign components to chunks: like energies together, 16,384 symbols or more."""
     order = np.argsort(-energy, kind="stable")
     order = order[energy[order] > 0]
     each = max(-(-tc_entropy.CHUNK // tokens), -(-len(order) // MAX_CHUNKS))
@@ -177,7 +177,7 @@ def read(parts: Parts, shape: tuple[int, ...]) -> Blocks:
 
 
 def integers(blocks: Blocks, tokens: int) -> tc_entropy.Ints:
-    """The integers (components, tokens) in stored order.
+    """Decode the integers (components, tokens) in stored order.
 
     Raises:
         CodecError: A chunk does not hold as many (T13).
@@ -192,7 +192,7 @@ def integers(blocks: Blocks, tokens: int) -> tc_entropy.Ints:
 
 @np.errstate(over="ignore", invalid="ignore")  # forged scales may overflow, as in MLX
 def dequantize(blocks: Blocks, mean: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Integers to values ``(B, H, T, D)``, F32 (rule T9)."""
+    """Turn integers to values ``(B, H, T, D)``, F32 (rule T9)."""
     batch, heads, tokens, dim = shape
     order, q = blocks.order, integers(blocks, batch * tokens)
     gain = blocks.step * ((np.float32(128) + blocks.factor[order]) / np.float32(256))
@@ -209,7 +209,7 @@ def dequantize(blocks: Blocks, mean: mx.array, shape: tuple[int, ...]) -> mx.arr
 def _synthesis(
     q: tc_entropy.Ints, gain: F32, order: npt.NDArray[np.intp], basis: Basis, heads: int
 ) -> mx.array:
-    """Sum of rows, (H, N, D)."""
+    """Sum rows, (H, N, D)."""
     # on a CPU NumPy multiplies 20 times as fast as MLX, and the integers are there already
     lib: Any = np if mx.default_device() == mx.Device(mx.cpu) else mx
     groups, count, columns = basis.ints.shape
@@ -226,7 +226,7 @@ def _synthesis(
 
 
 def cut(blocks: Blocks, shape: tuple[int, ...], tokens: int) -> mx.array:
-    """The part ``codes`` of the first ``tokens`` tokens."""
+    """Code the integers of the first ``tokens`` tokens anew: their part ``codes``."""
     batch, _, before, _ = shape
     whole = integers(blocks, batch * before).reshape(-1, batch, before)
     return _codes(blocks, whole[..., :tokens].reshape(len(whole), -1))

@@ -159,7 +159,7 @@ class Tc:
         return (lead, body) if body >= MIN_TOKENS else (0, 0)
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """Dtype and shape of each part for an ``x`` of the given shape (rule T2)."""
+        """Return dtype and shape of each part for an ``x`` of the given shape (rule T2)."""
         if len(shape) != 4 or not prod(shape):
             raise CodecError(
                 f"shape {shape}, expected (B, H, T, D) with sizes above 0", rule="T2", at="tc"
@@ -182,7 +182,7 @@ class Tc:
         return tc_blocks.read(parts, shape)
 
     def encode(self, x: mx.array, basis: BasisBytes | None = None) -> Parts:
-        """Parts of ``x``, in axes of its own or in those of ``basis``.
+        """Encode ``x`` in axes of its own, or in those of ``basis``.
 
         Raises:
             CodecError: The shape is refused (T2), a value is not finite (T3), the
@@ -205,7 +205,7 @@ class Tc:
         return self.encode(x)
 
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """Parts to an array of ``shape`` and ``dtype``.
+        """Decode to an array of ``shape`` and ``dtype``.
 
         Raises:
             CodecError: A chunk does not hold what it must (T13).
@@ -219,7 +219,7 @@ class Tc:
         return None
 
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
-        """The same integers, of fewer tokens, coded anew: no error is added."""
+        """Code the same integers of fewer tokens anew: no error is added."""
         return {**parts, "codes": tc_blocks.cut(tc_blocks.read(parts, shape), shape, tokens)}
 
     def join(self, pieces: list[Parts]) -> Parts | None:

@@ -1,4 +1,4 @@
-"""A tensor to be coded: what no step changes is computed once, however many steps are tried."""
+"""Encode one tensor with any step; compute once what does not depend on the step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Coded:
 
     @property
     def nbytes(self) -> int:
-        """Without a basis that stands in another file: see ``Coder``."""
+        """Return the bytes of all parts, a basis of another file too."""
         return sum(p.nbytes for p in self.parts.values())
 
 
@@ -68,14 +68,14 @@ class Coder:
         self._empty = EMPTY * top**0.5 / self._unit
 
     def estimate(self, step: float) -> float:
-        """Bits that a step takes, nearly, from the variances alone."""
+        """Estimate the bits that a step takes, from the variances alone."""
         step *= self._unit
         if self._given is not None:
             return self._rate(self._spectra[0], step)
         return min(self._cost(i, step) for i in range(len(self._axes)))
 
     def code(self, step: float) -> Coded:
-        """All parts of the tensor.
+        """Encode the tensor: all parts.
 
         Raises:
             CodecError: The integers do not fit (T4).
@@ -88,13 +88,13 @@ class Coder:
         return coded
 
     def enough(self, coded: Coded) -> bool:
-        """Whether a reader takes so few bytes for the tensor (H10)."""
+        """Return whether a reader accepts so few bytes for the tensor (H10)."""
         own = coded.nbytes - coded.parts["basis"].nbytes
         return own * MAX_EXPANSION >= self._x.size
 
     @property
     def lent(self) -> int:
-        """Bytes of the part that stands in another file."""
+        """Return the bytes of the part that is in another file."""
         return 0 if self._table is None else self._table.nbytes
 
     def _code(self, step: float) -> Coded:
@@ -112,12 +112,12 @@ class Coder:
         return mx.zeros((0,), mx.uint8) if basis is None else tc_basis.array(basis)
 
     def _fit(self, step: float, tokens: int) -> Basis | None:
-        """Axes of the cheapest kind; ``None`` for the channels."""
+        """Fit axes of the cheapest kind; ``None`` for the channels."""
         best = min(range(len(self._axes)), key=lambda i: self._cost(i, step))
         return tc_basis.fit(self._axes[best], step, tokens) if self._axes[best].rows else None
 
     def _cost(self, index: int, step: float) -> float:
-        """Bits of the integers and rows of one kind of axes."""
+        """Estimate the bits of integers and rows on one kind of axes."""
         axes, spectrum = self._axes[index], self._spectra[index]
         if not axes.rows:
             return self._rate(spectrum, step)
@@ -135,14 +135,14 @@ class Coder:
 
 
 def entropy(deviation: F64) -> F64:
-    """Bits of a Laplacian variable of these deviations, rounded to integers."""
+    """Return the bits of a Laplacian variable of these deviations, rounded to integers."""
     decay = np.sqrt(2) / np.maximum(deviation, 1e-3)
     zero, more = -np.expm1(-decay / 2), np.exp(-decay)
     return np.asarray(binary(zero) + (1 - zero) * (1 + binary(more) / (1 - more)))
 
 
 def binary(p: F64) -> F64:
-    """Entropy of a bit that is 1 with probability ``p``."""
+    """Return the entropy of a bit that is 1 with probability ``p``."""
     p = np.clip(p, 1e-12, 1 - 1e-12)
     return np.asarray(-p * np.log2(p) - (1 - p) * np.log2(1 - p))
 
@@ -152,7 +152,7 @@ def solve(
     trial: Callable[[float], tuple[float, list[Coded]]],
     target: float,
 ) -> list[Coded]:
-    """What the finest step gives that stays under ``target``, nearly.
+    """Search the finest step that stays under ``target`` bits, within ``SLACK``.
 
     Args:
         estimate: Bits of a step, falling, cheap and not quite right.
@@ -178,7 +178,7 @@ def solve(
 
 
 def _invert(estimate: Callable[[float], float], bits: float) -> float:
-    """log2 of the step that takes ``bits``."""
+    """Return log2 of the step that takes ``bits``."""
     low, high = log2(FINEST), log2(COARSEST)
     for _ in range(14):  # to a thousandth of an octave
         middle = (low + high) / 2

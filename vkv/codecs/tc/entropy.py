@@ -1,4 +1,4 @@
-"""Integers to entropy-coded bytes and back, in chunks of rows of like variance.
+"""Turn integers to entropy-coded bytes and back, in chunks of rows of like variance.
 
 A chunk is a chunk and one page of pcodec's wrapped format 4.1, in its mode ``Classic``
 and without delta encoding; ``spec/v1/codecs/tc.md`` says all of it (rules T11 to T14).
@@ -37,7 +37,7 @@ MAX_THREADS = 8
 
 
 def pack(chunks: Sequence[Ints]) -> bytes:
-    """Every chunk (integers of any shape, in C order) as its size, U32, and its bytes."""
+    """Encode every chunk (integers of any shape, in C order): its size, U32, and its bytes."""
     coded = _each(_compress, chunks, sum(c.size for c in chunks) < ENCODE_ALONE)
     return b"".join(len(c).to_bytes(4, "little") + c for c in coded)
 
@@ -55,7 +55,7 @@ def unpack(data: bytes, chunks: Sequence[Ints], at: str) -> None:
 
 
 def split(data: bytes, count: int, at: str) -> list[bytes]:
-    """The bytes of ``count`` chunks, their sizes and their first bytes checked (T11, T12)."""
+    """Split into the bytes of ``count`` chunks; check their sizes and first bytes (T11, T12)."""
     found, start = [], 0
     for i in range(count):
         size = int.from_bytes(data[start : start + 4], "little")
@@ -114,7 +114,7 @@ def _decompress(data: bytes, out: Ints, at: str) -> None:
 
 
 def _each(call: Callable[[Any], Any], items: Sequence[Any], alone: bool) -> list[Any]:
-    """``call`` on each item, in this thread or in several (pcodec lets go of the GIL)."""
+    """Call ``call`` on each item, in this thread or in several (pcodec releases the GIL)."""
     threads = min(len(items), os.cpu_count() or 1, MAX_THREADS)
     if threads < 2 or alone:
         return [call(item) for item in items]

@@ -22,7 +22,7 @@ CONTENT_KEYS, CONTENT_VALUES, DEPTH, VALUES = 3.1, 2.5, 5.0, 2.5
 
 
 def weights(pieces: Sequence[Piece]) -> list[float]:
-    """What an error of one relative size costs in each tensor, seen from the caches alone.
+    """Estimate what an error of one relative size costs in each tensor, from the caches alone.
 
     Errors count more in early layers, above all in their values; and more where keys
     vary much about their mean, since attention then looks at content. The exponents
@@ -49,7 +49,7 @@ def _content(keys: mx.array) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a plan may spend: ``bits`` per element of the whole file, or one ``step``."""
+    """Budget of a plan: ``bits`` per element of the whole file, or one ``step``."""
 
     bits: float
     step: float
@@ -58,7 +58,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """What a plan gives one tensor: a step and its parts, or a note on why it stays raw."""
+    """Result of a plan for one tensor: a step and parts, or a note on why it stays raw."""
 
     step: float
     parts: Parts | None
@@ -103,7 +103,7 @@ def plan(
 
 
 def _shared(coders: Sequence[Coder], steps: F64, target: float, fixed: int) -> list[Coded]:
-    """All tensors with one step times ``steps``, in ``target`` bits, ``fixed`` ones in."""
+    """Encode all tensors with one step times ``steps``, in ``target`` bits, ``fixed`` ones in."""
 
     def estimate(step: float) -> float:
         return fixed + sum(c.estimate(step * s) for c, s in zip(coders, steps, strict=True))
@@ -117,7 +117,7 @@ def _shared(coders: Sequence[Coder], steps: F64, target: float, fixed: int) -> l
 
 
 def _readable(step: float) -> float:
-    """Four digits are enough, and can be read in what ``inspect`` prints."""
+    """Round to four digits, which ``inspect`` can print."""
     return float(f"{np.clip(step, 1e-6, 1e6):.4g}")
 
 
@@ -129,13 +129,13 @@ def _allocated(coder: Coder, coded: Coded) -> Allocated:
 
 
 def _raw(piece: Piece, span: tuple[int, int]) -> int:
-    """Bytes of the tokens that are kept raw."""
+    """Return the bytes of the tokens that are stored raw."""
     tokens = piece.x.shape[-2]
     return (tokens - span[1]) * (piece.x.nbytes // tokens)
 
 
 def train_basis(moments: Sequence[F64], costs: Sequence[F64 | float]) -> list[mx.array]:
-    """Bases for other texts, one of each tensor.
+    """Train bases for other texts, one of each tensor.
 
     Args:
         moments: Second moments of each tensor's tokens about their mean, (H*D, H*D).
@@ -153,7 +153,7 @@ def train_basis(moments: Sequence[F64], costs: Sequence[F64 | float]) -> list[mx
 
 
 def _train(moments: F64, cost: F64 | float) -> tuple[F32, float]:
-    """Rows (n, n) for other tokens of the same tensor, and its deviation.
+    """Train rows (n, n) for other tokens of the same tensor; return them and its deviation.
 
     Args:
         moments: Second moments (n, n) of tokens about their mean.
@@ -176,6 +176,6 @@ def _train(moments: F64, cost: F64 | float) -> tuple[F32, float]:
 
 
 def quantized(rows: F32) -> Basis:
-    """Rows (G, R, n) in 8 bits, a scale a row."""
+    """Round rows (G, R, n) to 8 bits, with a scale a row."""
     scale = np.maximum(np.abs(rows).max(-1), np.float32(1e-30)) / np.float32(127)
     return Basis(np.rint(rows / scale[..., None]).astype(np.int16), scale)

@@ -21,7 +21,7 @@ SHIPPED_STEPS, QUICK_STEPS = 1500, 150
 
 @cache
 def load(spec: Spec) -> npt.NDArray[np.float16]:
-    """The codebook of ``spec``, F16 ``(size, dim)``: read if shipped, else trained (seconds)."""
+    """Return the codebook of ``spec``, F16 ``(size, dim)``: shipped, or trained now (seconds)."""
     file = resources.files(__name__).joinpath(spec.file)
     if file.is_file():
         return np.frombuffer(file.read_bytes(), "<f2").reshape(spec.size, spec.dim)

@@ -53,7 +53,7 @@ class Spec:
 
 
 def train(spec: Spec, steps: int) -> npt.NDArray[np.float16]:
-    """A codebook, F16 ``(size, dim)``, of multiples of 1/256 below 4."""
+    """Train a codebook, F16 ``(size, dim)``, of multiples of 1/256 below 4."""
     rng = np.random.Generator(np.random.PCG64(spec.seed))
     rows = _formed(rng.standard_normal((spec.size, spec.dim)), spec)
     sums, counts = np.zeros_like(rows), np.zeros((spec.size, 1))
@@ -88,7 +88,7 @@ def _gridded(rows: Floats) -> Floats:
 
 
 def _sums(batch: Floats, won: npt.NDArray[np.uint8], size: int) -> Floats:
-    """Sum of the samples that each row won."""
+    """Return the sum of the samples that each row won."""
     columns = [np.bincount(won, weights=column, minlength=size) for column in batch.T]
     sums: Floats = np.stack(columns, axis=1)
     return sums
