@@ -1,4 +1,4 @@
-"""Stored tensors to MLX arrays: reads, verifies and decodes, tensor by tensor."""
+"""Read, verify and decode stored tensors, one by one, to MLX arrays."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class CacheFile:
         self._resolver = resolver or default_resolver(document)
         self._reader = reader(document, verify=verify)
         self._dependencies: dict[FileId, tuple[Dependency, Reader]] = {}
-        _checked(document)
+        #: Tables by file (``None``: this one) and name there. Many segments may share one;
+        #: anything else is read once.
+        self._tables: dict[tuple[FileId | None, str], mx.array] = {}
+        _check_rereads(document)
 
     @property
     def header(self) -> Header:
@@ -52,8 +55,13 @@ class CacheFile:
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Start reading stored tensors in the background; ``array`` then waits for them."""
-        for where, own in self._located(names):
-            where.start(own)
+        by_file: dict[FileId | None, list[str]] = {}
+        for name in names:
+            file, there = self._locate(name)
+            if (file, there) not in self._tables:
+                by_file.setdefault(file, []).append(there)
+        for file, wanted in by_file.items():
+            self._reader_of(file).start(wanted)
 
     def array(self, name: str, *, deferred: DeferredVerification | None = None) -> mx.array:
         """Return one stored tensor as an array of its dtype and shape.
@@ -67,31 +75,30 @@ class CacheFile:
             HeaderError: MLX cannot hold it (H2).
             MissingFileError: It is in a file that was not found (H12).
         """
-        ((where, (own,)),) = self._located([name])
-        return where.get(own, deferred)
+        file, there = key = self._locate(name)
+        if key in self._tables:
+            return self._tables[key]
+        x = self._reader_of(file).get(there, deferred)
+        if self.header.tensors[name].role == "table":
+            self._tables[key] = x
+        return x
 
     def check(self, name: str) -> None:
         """Compare the digest of one stored tensor, wherever it is (D1)."""
+        file, there = self._locate(name)
+        document = self.document if file is None else self._dependency(file)[0].document
+        document.check(there)
+
+    def _locate(self, name: str) -> tuple[FileId | None, str]:
+        """Return the file that holds a stored tensor (``None``: this one), and its name there."""
         stored = self.header.tensors[name]
         if stored.file is None:
-            self.document.check(name)
-        else:
-            other, _ = self._dependency(file_id.from_bytes(stored.file))
-            other.document.check(other.name(stored, name))
+            return None, name
+        file = file_id.from_bytes(stored.file)
+        return file, self._dependency(file)[0].name(stored, name)
 
-    def _located(self, names: Iterable[str]) -> list[tuple[Reader, list[str]]]:
-        """Stored tensors by the reader that has them, under their names there."""
-        own: list[str] = []
-        others: dict[FileId, list[str]] = {}
-        for name in names:
-            stored = self.header.tensors[name]
-            if stored.file is None:
-                own.append(name)
-            else:
-                key = file_id.from_bytes(stored.file)
-                others.setdefault(key, []).append(self._dependency(key)[0].name(stored, name))
-        readers = [(self._dependencies[key][1], there) for key, there in others.items()]
-        return [(self._reader, own), *readers] if own else readers
+    def _reader_of(self, file: FileId | None) -> Reader:
+        return self._reader if file is None else self._dependency(file)[1]
 
     def _dependency(self, key: FileId) -> tuple[Dependency, Reader]:
         if key not in self._dependencies:
@@ -159,10 +166,11 @@ class CacheFile:
     def close(self) -> None:
         self._reader.close()
         self.document.close()
-        for other, where in self._dependencies.values():
-            where.close()
-            other.document.close()
+        for dependency, its_reader in self._dependencies.values():
+            its_reader.close()
+            dependency.document.close()
         self._dependencies.clear()
+        self._tables.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -171,8 +179,8 @@ class CacheFile:
         self.close()
 
 
-def _checked(document: Document) -> None:
-    """What no single segment tells of a file; closes one that is refused."""
+def _check_rereads(document: Document) -> None:
+    """Refuse a file whose expensive parts are read over and over (T23), and close it."""
     try:
         check_rereads(document.header)
     except VkvError as exc:
@@ -187,9 +195,18 @@ def open_file(
     search_paths: Iterable[SearchPath] | None = None,
     more: Iterable[SearchPath] = (),
 ) -> CacheFile:
-    """Open a path, a URL, or bytes; ``search_paths`` as in ``vkv.load``. Raises as ``Document``.
+    """Open a file whose tensors can be decoded.
 
-    ``more`` are searched after ``search_paths``, or after the default.
+    Args:
+        target: A path, a URL, or the bytes of a file.
+        verify: Check the digest of what is read.
+        search_paths: Files and folders where dependencies are looked for; the file's own
+            folder if not given.
+        more: Searched after these.
+
+    Raises:
+        VkvError: As ``Document``, or expensive parts would be read over and over (T23).
+        OSError: The file cannot be opened.
     """
     document = open_document(target)
     return CacheFile(document, verify=verify, resolver=resolver_for(document, search_paths, more))

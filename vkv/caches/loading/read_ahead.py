@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vkv.arrays.cache_file import CacheFile
-from vkv.arrays.reader import HASHERS
+from vkv.arrays.threads import HASHERS
 from vkv.caches.saving.request import Progress
 from vkv.format.layers import walk
 from vkv.format.schema import Layer
