@@ -53,7 +53,7 @@ REFUSED = {
     "mlx floats": (mx.array([1.0]), "token ids of type float32"),
     "mlx bfloat16": (mx.array([1.0], dtype=mx.bfloat16), "not token ids|of type"),
     "booleans": ([True], "token ids of type bool"),
-    "text": ("abc", r"token ids of shape \(\), expected \(T,\) or \(1, T\)"),
+    "text": ("abc", "text, expected token ids: call tokenizer.encode first"),
     "list of text": (["a"], "token ids of type <U1"),
     "a batch of two": ([[1, 2], [3, 4]], r"token ids of shape \(2, 2\), expected \(T,\)"),
     "ragged": ([[1, 2], [3]], "not token ids"),
