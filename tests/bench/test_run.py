@@ -103,3 +103,13 @@ def test_kl_is_that_of_the_definition():
     assert found.perplexity == pytest.approx(
         np.exp(-q[np.arange(4), [2, 3, 4, 5]].mean()), rel=1e-5
     )
+
+
+def test_a_row_that_fails_costs_no_other_row():
+    bench = Bench(tiny.llama(head_dim=64), TOKENS, context=64, test=8, repeat=1)
+    rows = list(bench.run(["raw", "affine:bits=4,group=128,scale=F99", "affine:bits=4"]))
+    assert [row.name for row in rows] == ["raw", "affine:bits=4"]
+    (failure,) = bench.results.failures
+    assert failure.name == "affine:bits=4,group=128,scale=F99"
+    assert failure.reason.startswith("CodecError: affine.scale: ")
+    assert bench.results.to_dict()["failures"][0]["name"] == failure.name

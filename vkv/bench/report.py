@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -60,6 +61,14 @@ class Row:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A row that could not be measured, and why; the other rows stand."""
+
+    name: str
+    reason: str
+
+
 @dataclass(slots=True)
 class Results:
     """All rows of one run, and what they were measured on."""
@@ -70,6 +79,16 @@ class Results:
     elements: int
     first_token_cold: float
     rows: list[Row] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    @contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """Record what the block raises as the failure of row ``name``."""
+        try:
+            yield
+        except Exception as exc:  # of a codec, MLX or a peer: no other row is lost by it
+            text = " ".join(str(exc).split())
+            self.failures.append(Failure(name, f"{type(exc).__name__}: {text}"))
 
     @property
     def fp16_bytes(self) -> int:
@@ -87,6 +106,7 @@ class Results:
             "versions": versions(),
             "machine": machine(),
             "rows": [asdict(row) for row in self.rows],
+            "failures": [asdict(failure) for failure in self.failures],
         }
 
     def write(self, path: Path) -> None:

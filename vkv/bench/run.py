@@ -116,11 +116,12 @@ class Bench:
         return copy.deepcopy(self.raw)
 
     def run(self, names: Sequence[str] | None = None) -> Iterator[Row]:
-        """Measure each codec string; rows are also kept in ``results``."""
+        """Measure each codec string; rows and failures are also kept in ``results``."""
         for name in names or default_codecs():
-            row = self.row(name)
-            self.results.rows.append(row)
-            yield row
+            with self.results.attempt(name):
+                row = self.row(name)
+                self.results.rows.append(row)
+                yield row
 
     def row(self, name: str) -> Row:
         """Measure one codec string, ``KEYS/VALUES`` for one each, ``BASIS`` behind it or not."""

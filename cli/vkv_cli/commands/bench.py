@@ -66,11 +66,12 @@ def bench(
     peers: bool,
     output: Path | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Measure codecs on one prompt cache of a model.
 
     The context is prefilled once. Every codec encodes, writes and loads that cache,
-    and the model reads the test tokens after it; the raw cache is the zero.
+    and the model reads the test tokens after it; the raw cache is the zero. A row that
+    fails costs no other row, and exit status 1.
     """
     from vkv.bench import Bench, default_codecs, with_basis
     from vkv.bench.report import aligned
@@ -96,7 +97,8 @@ def bench(
         for i, _ in enumerate(run.run(names)):
             report(i + 1, len(names))
         if peers:
-            _peers(run)
+            with run.results.attempt("peers"):
+                _peers(run)
     results = run.results
     if as_json:
         text.echo_json(results.to_dict())
@@ -105,9 +107,12 @@ def bench(
         for row in results.rows:
             for note in row.notes:
                 click.echo(f"{row.name}: {note}")
+        for failure in results.failures:
+            click.echo(f"{failure.name}: not measured: {text.printable(failure.reason)}")
         click.echo(f"first token from scratch: {results.first_token_cold:.2f} s")
     if output is not None:
         _write(output, results)
+    return int(bool(results.failures))
 
 
 def _bundled() -> Path:
@@ -123,7 +128,8 @@ def _peers(run: object) -> None:
     from vkv.bench.peers import rows
 
     assert isinstance(run, Bench)
-    run.results.rows.extend(rows(run))
+    for row in rows(run):
+        run.results.rows.append(row)
 
 
 def _write(folder: Path, results: object) -> None:
