@@ -17,7 +17,7 @@ from pathlib import Path
 
 import vkv
 from vkv.format import container_write, header
-from vkv.store.local import entries as rows
+from vkv.store.local import listing
 from vkv.store.local.prefix_tree import WIDTH
 from vkv.store.local.summary import Description
 
@@ -48,8 +48,9 @@ def write(store: vkv.PromptStore, key: str, tokens: bytes) -> Description:
     path.write_bytes(tokens)
     return Description(
         key=key, size=len(tokens), model=MODEL, label="none", codec="raw",
-        needs=f"raw@1 vkv@{header.MAJOR}", trims=True, tokens=tokens,
-        digest=container_write.digest(tokens), tokens_at=0, bases=(), content=bytes.fromhex(key),
+        name="", tags=(), needs=f"raw@1 vkv@{header.MAJOR}", trims=True, tokens=tokens,
+        digest=container_write.digest(tokens), tokens_at=0, dependencies=(),
+        content=bytes.fromhex(key),
     )  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def fill(store: vkv.PromptStore, made: list[bytes]) -> float:
     with store._index.write() as db:
         for tokens in made:
             key = container_write.digest(tokens).hex()
-            rows.add(db, store._layout, write(store, key, tokens), time.time())
+            listing.add(db, store._layout, write(store, key, tokens), time.time(), [])
     return (time.perf_counter() - start) / len(made)
 
 

@@ -37,6 +37,7 @@ PUBLIC = [
     "Remote",
     "Report",
     "Stats",
+    "StoreUnavailableError",
     "TieredStore",
     "UnknownCodecError",
     "UnsupportedError",

@@ -12,7 +12,8 @@
     │   └── UnknownCodecError                                          (K1)
     ├── MissingFileError    a file that this one depends on is missing (H12)
     ├── MismatchError       the file belongs to another model          (rules I*)
-    └── CacheError          a live cache cannot be saved or rebuilt    (rules L*)
+    ├── CacheError          a live cache cannot be saved or rebuilt    (rules L*)
+    └── StoreUnavailableError   a store's index is busy, or cannot be read or written now
 
 A message says where, then what was found, then what was expected, then the
 number of the rule in ``spec/v1``. Errors of the file system (a missing file, a
@@ -30,6 +31,7 @@ __all__ = [
     "MismatchError",
     "MissingFileError",
     "NotVkvError",
+    "StoreUnavailableError",
     "UnknownCodecError",
     "UnsupportedError",
     "VkvError",
@@ -62,10 +64,21 @@ class VkvError(Exception):
         tail = f" [{self.rule}]" if self.rule else ""
         return f"{where}{self.message}{tail}"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Rebuild without ``__init__``, whose arguments differ from class to class."""
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
     def within(self, at: str) -> VkvError:
         """Prefix the path with ``at`` and return the same error."""
         self.at = f"{_short(at)}.{self.at}" if self.at else _short(at)
         return self
+
+
+def _rebuilt(kind: type[VkvError], args: tuple[object, ...], state: dict[str, object]) -> VkvError:
+    """Return an error as it was pickled."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class ContainerError(VkvError):
@@ -146,3 +159,15 @@ class MismatchError(VkvError):
 
 class CacheError(VkvError):
     """A live cache object cannot be stored, or cannot be rebuilt from the file."""
+
+
+class StoreUnavailableError(VkvError):
+    """The index of a store cannot be used at the moment; nothing is wrong with it.
+
+    Args:
+        no_space: The disk is full.
+    """
+
+    def __init__(self, message: str, *, at: str | None = None, no_space: bool = False):
+        self.no_space = no_space
+        super().__init__(message, at=at)

@@ -161,7 +161,7 @@ def test_pin_and_gc(kept):
     assert f"{key[:12]} (pinned)" in kept("ls").out
     said = kept("gc", "--max-bytes", "1kB", "--dry-run").out.splitlines()[-2:]
     assert said[0].startswith("would remove 2 entries, ")
-    assert re.match(r"still .* over the limit: what is left is pinned or stood on", said[1])
+    assert re.match(r"still .* over the limit: the rest is pinned or needed", said[1])
     found = kept("gc", "--max-bytes", "1kB", "--json").json
     assert (found["freed"] > 0, found["over"] > 0) == (True, True)
     assert ids(kept) == [key]
@@ -189,7 +189,7 @@ def test_verify_stats_reindex_export(kept, tmp_path):
 
 @pytest.fixture
 def grown(run, tmp_path):
-    """A store of one entry that stands on another, and the other's id first."""
+    """A store of one entry that depends on another, and the other's id first."""
     place = tmp_path / "grown"
     place.mkdir()
     model = tiny.llama()
@@ -202,17 +202,17 @@ def grown(run, tmp_path):
     return place, [vkv.inspect(place / f"{name}.vkv").id for name in "ab"]
 
 
-def test_what_others_stand_on_stays_and_is_said(run, grown):
+def test_what_others_depend_on_stays_and_is_said(run, grown):
     place, (base, _) = grown
     for flag, words in (("--dry-run", "would remove"), ("-y", "removed")):
         said = run("store", "rm", flag, base, "--store", place / "store").out
         assert said.startswith(f"{words} 1 entry, ")
-        assert re.search(r"freed? 0 bytes; .* stay: others stand on them\n", said)
+        assert re.search(r"freed? 0 bytes; .* stay: others depend on them\n", said)
     footer = run("store", "ls", "--store", place / "store").out.splitlines()[-1]
-    assert re.match(r"1 entry, .* of removed ones that others stand on", footer)
+    assert re.match(r"1 entry, .* of removed ones that others depend on", footer)
 
 
-def test_verify_removes_what_is_damaged_and_what_stands_on_it(run, grown, caplog):
+def test_verify_removes_what_is_damaged_and_what_depends_on_it(run, grown, caplog):
     place, (base, top) = grown
     (path,) = place.glob(f"store/objects/*/{base}.vkv")
     data = bytearray(path.read_bytes())
@@ -224,7 +224,7 @@ def test_verify_removes_what_is_damaged_and_what_stands_on_it(run, grown, caplog
     ran = run("store", "verify", "--remove", *args)
     assert ran.status == 1
     assert {*ran.out.splitlines()[2:]} == {f"removed {base}", f"removed {top}"}
-    assert caplog.messages[0].endswith(f"; with it what stands on it: {top}")
+    assert caplog.messages[0].endswith(f"; with it what depends on it: {top}")
     assert run("store", "verify", *args).out == f"{place / 'store'}: ok\n"
 
 

@@ -8,7 +8,7 @@ import vkv
 from fixtures.models import tiny
 from tests.helpers import servers
 from tests.store.conftest import cache_of
-from vkv.store.remote.remote import object_name
+from vkv.store.remote.objects import object_name
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_pull_names_what_comes_with_it(run, url, tmp_path):
     assert run("store", "push", path, "--remote", url).status == 0
     args = ("--remote", url, "--store", tmp_path / "s")
     ran = run("store", "pull", ids[1], *args)
-    assert ran.out.splitlines()[1:] == [f"  with {ids[0]}, which it stands on"]
+    assert ran.out.splitlines()[1:] == [f"  with {ids[0]}, which it depends on"]
     assert len(run("store", "pull", ids[1], *args).out.splitlines()) == 1, "it is here now"
 
 
@@ -74,7 +74,7 @@ def test_pull_over_http(run, saved, tmp_path):
         (["push", "x"], 2, "Missing option '--remote' (env var: 'VKV_REMOTE')"),
         (["pull", "x", "y", "--remote", "{url}", "-o", "a.vkv"], 2, "need a directory"),
         (["pull", "ffff", "--remote", "{url}"], 1, "no file with an id that begins with 'ffff'"),
-        (["push", "ffff", "--remote", "{url}", "--store", "s"], 1, "no store at s"),
+        (["push", "ffff", "--remote", "{url}", "--store", "s"], 1, "no store at "),
         (["push", "x", "--remote", "bucket"], 1, "'bucket' is no URL"),
         (["push", "x", "--remote", "nonsense://x"], 1, "Protocol not known: nonsense"),
         (["ls-remote", "--remote", "http://127.0.0.1:1"], 1, "cannot be reached"),

@@ -59,7 +59,7 @@ def equal(hit, path, **options):
 
 def test_put_keeps_the_basis_as_long_as_an_entry_stands_on_it(store, basis, key, path):
     entry = put(store, LONG, basis)
-    assert (entry.files, names(store)) == ((key,), {entry.id, key})
+    assert (entry.dependencies, names(store)) == ((key,), {entry.id, key})
     assert [e.id for e in store.ls()] == [entry.id]
     assert sound(store)
     assert equal(store.get([*LONG, 1], model=MODEL), path, search_paths=[basis])
@@ -75,7 +75,7 @@ def test_put_keeps_the_basis_as_long_as_an_entry_stands_on_it(store, basis, key,
 def test_a_conversation_that_grows(store, basis, key):
     first = put(store, SHORT, basis)
     grown = put(store, LONG, basis)
-    assert key in grown.files
+    assert key in grown.dependencies
     assert names(store) == {first.id, grown.id, key}
     assert store.get([*LONG, 1], model=MODEL).tokens == len(LONG)
     assert store.reindex() == []
@@ -88,7 +88,7 @@ def test_what_was_loaded_stands_on_the_same_basis_again(store, basis, key):
     hit = store.get([*SHORT, 1], model=MODEL)
     MODEL(mx.array([LONG[len(SHORT) :]]), cache=hit.cache)
     grown = store.put(hit.cache, LONG, model=MODEL, codec=CODEC)
-    assert key in grown.files
+    assert key in grown.dependencies
     assert sound(store)
 
 

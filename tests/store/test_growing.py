@@ -40,7 +40,7 @@ def test_a_turn_writes_a_fraction_of_a_full_save(chat, wide, tmp_path):
     whole = vkv.save(tmp_path / "whole.vkv", cache, tokens=TOKENS, model=wide, codec=codec)
     print(codec, [e.size for e in entries], whole.size)
     for turn, entry in enumerate(entries[1:], 1):
-        assert set(entry.files) == {e.id for e in entries[:turn]}
+        assert set(entry.dependencies) == {e.id for e in entries[:turn]}
         assert entry.size < 0.15 * whole.size
     consistent(store)
     hit = store.get([*TOKENS, 0], model=wide)
@@ -62,7 +62,7 @@ def test_a_removed_turn_serves_those_that_stand_on_it(chat, wide):
     store.rm(entries[0].id, entries[1].id)
     stats = store.stats()
     assert (stats.entries, stats.bytes) == (2, before)
-    assert stats.held == entries[0].size + entries[1].size
+    assert stats.retained == entries[0].size + entries[1].size
     assert store.get(TOKENS[: FIRST + 5], model=wide).tokens == FIRST + 4  # trimmed
     assert store.reindex() == []
     assert consistent(store) == [entries[2].id, entries[3].id]
@@ -111,9 +111,9 @@ def test_add_brings_what_a_file_stands_on(chat, wide, tmp_path):
         other.add(entries[3].path, search_paths=[entries[1].path])
     assert other.ls() == []
     added = other.add(entries[3].path, search_paths=[e.path for e in entries])
-    assert (added.id, added.files) == (entries[3].id, entries[3].files)
+    assert (added.id, added.dependencies) == (entries[3].id, entries[3].dependencies)
     assert consistent(other) == [added.id]
-    assert other.stats().held == sum(e.size for e in entries[:3])
+    assert other.stats().retained == sum(e.size for e in entries[:3])
     assert other.get([*TOKENS, 0], model=wide).tokens == len(TOKENS)
     assert other.reindex() == []
     other.rm(*(e.id for e in other.ls()))
@@ -170,4 +170,4 @@ def test_what_is_stood_on_stays_though_its_tokens_are_damaged(chat, wide):
 def test_another_codec_does_not_stand_on_it(chat, wide):
     store, _, cache, codec = chat
     other = store.put(cache, TOKENS, model=wide, codec="affine:bits=8" if codec == "raw" else "raw")
-    assert other.files == ()
+    assert other.dependencies == ()

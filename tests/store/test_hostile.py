@@ -15,7 +15,7 @@ from fixtures.models import tiny
 from tests.store.conftest import cache_of, rewritten
 from vkv.errors import HeaderError, VkvError
 from vkv.format.document import open_document
-from vkv.store.local import reconcile as files
+from vkv.store.local import file_check
 
 A, B = list(range(40)), [*range(20), *([99] * 20)]
 
@@ -173,14 +173,14 @@ def test_a_file_that_cannot_be_read_now_stays(two, monkeypatch):
     store, entries, _ = two
     store._index.close()
     (store.root / "index-1.sqlite").unlink()
-    opened = files.open_document
+    opened = file_check.open_document
 
     def failing(path):
         if path == entries[0].path:
             raise OSError(errno.EIO, "Input/output error", str(path))
         return opened(path)
 
-    monkeypatch.setattr(files, "open_document", failing)
+    monkeypatch.setattr(file_check, "open_document", failing)
     again = vkv.PromptStore(store.root)
     assert again.gc().unread == [entries[0].path]
     monkeypatch.undo()

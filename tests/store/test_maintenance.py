@@ -16,8 +16,7 @@ import vkv
 from tests.store.conftest import cache_of, held, rewritten
 from vkv.errors import VkvError
 from vkv.format.document import open_document
-from vkv.store.local import entries as rows
-from vkv.store.local import layout
+from vkv.store.local import file_check, layout, removal
 
 
 def du(store) -> int:
@@ -150,10 +149,10 @@ def test_modes(store, model):
 def test_a_file_that_the_index_does_not_know_is_entered(store, model):
     entries = fill(store, model, 2)
     with store._index.write() as db:  # as a crash between the two steps of put leaves it
-        rows.take_out(db, [1])
+        removal.take_out(db, [1])
         db.execute("DELETE FROM entries WHERE id = ?", (entries[0].id,))
     assert entries[0].path.exists()
-    assert [f.message[:23] for f in store.verify().findings] == ["stands in no index; gc "]
+    assert [f.message[:23] for f in store.verify().findings] == ["not in the index; gc li"]
     assert store.gc().entries == []
     assert len(store.ls()) == 2
     assert store.stats().bytes == du(store)
@@ -175,7 +174,7 @@ def test_litter_is_collected(store, model):
 
 
 def test_a_desk_in_use_is_left_alone(store):
-    with store._layout.desk() as desk:
+    with store._layout.staging() as desk:
         assert store.gc().files == []
         layout.clear(desk)  # seen by gc before its writer locked it
         assert desk.exists()
@@ -194,7 +193,7 @@ def test_a_desk_that_is_being_cleared_is_not_used(store, monkeypatch):
             layout.clear(path)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    with store._layout.desk() as desk:
+    with store._layout.staging() as desk:
         assert desk != seen[0]
         assert desk.exists()
 
@@ -217,11 +216,11 @@ def test_entries_of_an_unknown_codec_are_never_answered_and_collected(store, mod
             for layer in document.header.layers
         )
     store.rm(first.id)
-    with store._layout.desk() as desk:
-        from vkv.store.local.ingest import take_in
+    with store._layout.staging() as desk:
+        from vkv.store.local.ingest import ingest
 
         new = rewritten_from(first, desk / "new.vkv", layers, store, model)
-        entry = take_in(store._index, store.limits, new)
+        entry = ingest(store._index, store.limits, new)
     assert store.get([1] * 9, model=model) is None
     assert [e.id for e in store.ls()] == [entry.id]
     assert [e.id for e in store.gc().entries] == [entry.id]
@@ -268,7 +267,7 @@ def test_a_damaged_index_is_said_and_made_again(store, model):
         path.unlink()
     index.write_bytes(b"not a database" * 1000)
     broken = vkv.PromptStore(store.root)
-    with pytest.raises(VkvError, match="`vkv store reindex` makes the index again"):
+    with pytest.raises(VkvError, match="`vkv store reindex` builds a new index"):
         broken.ls()
     assert broken.reindex() == []
     assert len(consistent(broken)) == 5
@@ -380,7 +379,7 @@ def test_a_neighbour_that_may_not_be_read_is_a_miss(store, model, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rows, "read_tokens", refuse)
+        patched.setattr(file_check, "read_tokens", refuse)
         assert store.get(range(9), model=model) is None
     assert store.get(range(9), model=model).tokens == 8
 

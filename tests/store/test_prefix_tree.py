@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vkv.store.local import entries as rows
-from vkv.store.local import lookup
+from vkv.store.local import lookup, schema
 from vkv.store.local import prefix_tree as tree
 
 
@@ -19,7 +18,7 @@ class Prompts:
     def __init__(self):
         self.db = sqlite3.connect(":memory:", isolation_level=None)
         self.db.row_factory = sqlite3.Row
-        self.db.executescript(rows.SCHEMA)
+        self.db.executescript(schema.TABLES)
         self.root = tree.root(self.db, b"model", "raw@1", True)
         self.held: dict[int, list[int]] = {}
 
@@ -64,7 +63,7 @@ def check(prompts, query):
         row = tree.below(prompts.db, way.exit)
         assert common(prompts.held[row["n"]], query) == best
     ends = [len(p) for p in prompts.held.values() if query[: len(p)] == p]
-    whole = lookup.whole_prefix(prompts.db, way)
+    whole = lookup._whole_prefix(prompts.db, way)
     assert (whole[1] if whole else 0) == max(ends, default=0)
 
 

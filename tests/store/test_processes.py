@@ -78,12 +78,12 @@ KILLED = """if True:
             sys.exit(case)
 """
 STEPS = [
-    ("local.ingest take_in put", 1, 1),
+    ("local.ingest ingest put", 1, 1),
     ("local.ingest sync_directory put", 2, 2),
     ("local.entries by_number put", 1, 2),
     ("local.layout Layout.accept put", 1, 1),
-    ("local.entries sweep rm", 0, 0),
-    ("local.entries take_out rm", 1, 1),
+    ("local.removal sweep rm", 0, 0),
+    ("local.removal take_out rm", 1, 1),
 ]
 
 

@@ -10,8 +10,9 @@ import vkv
 from tests.helpers import servers
 from tests.store.conftest import cache_of
 from vkv.errors import DigestError, MissingFileError, VkvError
-from vkv.store.remote import keys, transfer
-from vkv.store.remote.remote import Remote, object_name
+from vkv.store.remote import keys, transfer, upload
+from vkv.store.remote.objects import object_name
+from vkv.store.remote.remote import Remote
 
 LONG = [n % 50 for n in range(300)]
 
@@ -48,8 +49,8 @@ def path(tmp_path, model):
 
 def objects(there):
     """Names of all objects of a remote."""
-    root = there._root.lstrip("/")
-    found = there._files.find(there._root)
+    root = there.objects.root.lstrip("/")
+    found = there.objects.files.find(there.objects.root)
     return sorted(name.lstrip("/").removeprefix(f"{root}/") for name in found)
 
 
@@ -75,8 +76,8 @@ def test_push_names_and_pull(there, path, tmp_path, model):
 def test_pushing_again_sends_nothing_and_mends_names(there, path, monkeypatch):
     key = there.push(path)
     before = objects(there)
-    there._files.rm_file(f"{there._root}/{before[0]}")
-    monkeypatch.setattr(transfer, "upload", None)
+    there.objects.files.rm_file(f"{there.objects.root}/{before[0]}")
+    monkeypatch.setattr(upload, "upload", None)
     assert there.push(path) == key
     assert objects(there) == before
 
@@ -116,7 +117,7 @@ def test_what_cannot_be_trimmed_serves_whole_or_not_at_all(there, tmp_path, mode
 def test_a_name_without_its_object_is_passed_over(there, tmp_path, model):
     short = there.push(saved(tmp_path / "x.vkv", LONG[:100], model))
     long = there.push(saved(tmp_path / "x.vkv", LONG, model))
-    there._files.rm_file(f"{there._root}/{object_name(long)}")
+    there.objects.files.rm_file(f"{there.objects.root}/{object_name(long)}")
     assert there.find([*LONG, 1], model=model).id == short
 
 
@@ -134,13 +135,13 @@ def test_damage_is_neither_pushed_nor_pulled(there, path, tmp_path):
         there.push(tmp_path / "bad.vkv")
     assert objects(there) == []
     key = there.push(path)
-    there._files.pipe_file(f"{there._root}/{object_name(key)}", bad)
+    there.objects.files.pipe_file(f"{there.objects.root}/{object_name(key)}", bad)
     with pytest.raises(DigestError):
         there.pull(key, tmp_path / "b.vkv")
     other = "0" * 64
-    if not transfer.is_flat(there._files):
-        there._files.makedirs(f"{there._root}/objects/00", exist_ok=True)
-    there._files.pipe_file(f"{there._root}/{object_name(other)}", good)
+    if not upload.is_flat(there.objects.files):
+        there.objects.files.makedirs(f"{there.objects.root}/objects/00", exist_ok=True)
+    there.objects.files.pipe_file(f"{there.objects.root}/{object_name(other)}", good)
     with pytest.raises(DigestError, match="expected 0000"):
         there.pull(other, tmp_path / "b.vkv")
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["a.vkv", "bad.vkv"]
@@ -163,10 +164,10 @@ def test_an_unknown_id(there, path, tmp_path, start, words):
 
 
 def test_an_upload_that_fails_leaves_no_object(there, path, monkeypatch):
-    files = there._files
+    files = there.objects.files
 
     def half(lpath, rpath, **_):
-        if not transfer.is_flat(files):
+        if not upload.is_flat(files):
             files.pipe_file(rpath, b"half")
         raise OSError(28, "No space left on device")
 
@@ -177,7 +178,7 @@ def test_an_upload_that_fails_leaves_no_object(there, path, monkeypatch):
 
 
 def test_what_did_not_arrive_is_told(there, path, monkeypatch):
-    monkeypatch.setattr(transfer, "upload", lambda *_: None)
+    monkeypatch.setattr(upload, "upload", lambda *_: None)
     with pytest.raises(VkvError, match="did not arrive as it was sent"):
         there.push(path)
     assert objects(there) == []
@@ -224,7 +225,7 @@ def test_an_interrupted_pull_is_gone_on_with(web, path, tmp_path, monkeypatch, j
         part.write_bytes(junk + part.read_bytes()[len(junk) :])
     web.asked.clear()
     there.pull(web.id, dest)
-    ahead = web.asked[1 : 1 + transfer.AHEAD]  # under way at once, and in any order
+    ahead = web.asked[1 : 1 + transfer.RANGES_AT_ONCE]  # under way at once, and in any order
     first = min(int(asked.removeprefix("bytes=").partition("-")[0]) for _, asked in ahead)
     assert first == told[-1]
     assert dest.read_bytes() == path.read_bytes()
@@ -233,7 +234,7 @@ def test_an_interrupted_pull_is_gone_on_with(web, path, tmp_path, monkeypatch, j
 
 def test_a_server_that_goes_away_leaves_a_part_and_no_file(web, path, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "READ_CHUNK", 1 << 14)
-    monkeypatch.setattr(transfer, "AHEAD", 1)
+    monkeypatch.setattr(transfer, "RANGES_AT_ONCE", 1)
     there, dest = Remote(f"{web.url}/p"), tmp_path / "b.vkv"
 
     def gone(done, _):

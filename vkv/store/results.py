@@ -1,4 +1,4 @@
-"""What the store tells of an entry, and what it finds."""
+"""Define what the store returns: entries, matches, statistics, what was removed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ class Entry:
         label: A name of that model for people: the last part of metadata ``model``, else
             its type and the first digits of its id.
         codec: Codec of keys and values, or of each.
-        files: Ids of the files in the store that this one stands on.
-        created: When it was put in, in seconds since 1970.
-        used: When it was last put in or answered.
-        uses: How often it was answered.
+        name: A name that it was given, in metadata ``name``; empty if it has none.
+        tags: Words that it was given, in metadata ``tags``, separated by commas.
+        dependencies: Ids of the files in the store that this one depends on.
+        created: When it was put, in seconds since 1970.
+        used: When it was last put or returned by ``get``.
+        uses: How often it was.
         pinned: Whether it is exempt from eviction.
     """
 
@@ -34,7 +36,9 @@ class Entry:
     model: str
     label: str
     codec: str
-    files: tuple[str, ...]
+    name: str
+    tags: tuple[str, ...]
+    dependencies: tuple[str, ...]
     created: float
     used: float
     uses: int
@@ -81,12 +85,13 @@ class Stats:
 
     Attributes:
         root: Its directory.
-        entries: How many.
-        models: Of how many models.
-        tokens: Covered by all of them.
+        entries: Number of entries.
+        models: Number of models that they belong to.
+        tokens: Tokens that they cover, in all.
         bytes: Size of all files together, as ``du`` counts them.
         pinned: Bytes of pinned entries.
-        held: Bytes of removed entries that others stand on.
+        retained: Bytes of removed entries that others depend on.
+        quarantined: Bytes of entries that cannot be loaded and were put aside.
         max_bytes: The limit, if there is one.
     """
 
@@ -96,7 +101,8 @@ class Stats:
     tokens: int
     bytes: int
     pinned: int
-    held: int
+    retained: int
+    quarantined: int
     max_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,16 +112,16 @@ class Stats:
 
 @dataclass(slots=True)
 class Collected:
-    """What ``PromptStore.gc`` or ``rm`` took out, or would.
+    """Entries and files that ``PromptStore.gc`` or ``rm`` removed, or would remove.
 
     Attributes:
         dry_run: Nothing was touched.
-        entries: Taken out: asked for, over a limit, of a codec or version that this build lacks,
-            or without their file.
-        files: Removed: what dead writers left, and files that are no entries.
-        freed: Bytes of them; not of those that others stand on, which stay.
+        entries: Entries taken out: asked for, over a limit, of a codec or version that this
+            build lacks, or without their file.
+        files: Files removed: left by dead writers, or no entries.
+        freed: Bytes of both; not of files that others depend on, which stay.
         unread: Files that could not be read just now; they stay.
-        over: Bytes that are still over a limit: pinned, or stood on by what is pinned.
+        over: Bytes that are still over a limit: pinned, or needed by what is pinned.
     """
 
     dry_run: bool

@@ -1,21 +1,20 @@
-"""A store with a remote behind it."""
+"""Put a remote behind a local store."""
 
 from __future__ import annotations
 
 import logging
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vkv.errors import VkvError
 from vkv.format.dependencies import FileResolver
-from vkv.format.document import Document, open_document
+from vkv.format.document import Document
 from vkv.format.layers import external_references
-from vkv.store.local import entries as rows
-from vkv.store.local.ingest import take_in
+from vkv.store.local.ingest import dependency_paths, ingest
 from vkv.store.local.layout import Layout
 from vkv.store.remote import transfer
+from vkv.store.remote.patience import Patience
 from vkv.store.remote.remote import Remote
 from vkv.store.remote.transfer import Progress
 from vkv.store.results import Entry, Found, Hit
@@ -25,26 +24,33 @@ if TYPE_CHECKING:
     from vkv.caches.loading.load import LiveForm
 
 _log = logging.getLogger("vkv.store")
-#: Seconds in which a remote that failed is not asked again, so that answers do not wait for it.
-PAUSE = 30.0
+#: Seconds that an answer waits for the remote.
+DEADLINE = 10.0
+#: ... and that ``put`` waits until its entry is pushed.
+PUSH_DEADLINE = 600.0
+#: Entries of the remote that one search fetches in vain before it gives up.
+MAX_REFUSED = 4
 
 
 class TieredStore(PromptStore):
-    """A local store that fetches what a remote has more of.
+    """A local store that fetches longer prefixes from a remote.
 
-    ``find`` and ``get`` ask the remote for a longer prefix than the local one, and take
-    in what they fetch, checked by id. A remote that cannot be reached costs a line in
-    the log of ``vkv.store`` and is left alone for a while; the local answer stands.
+    ``find`` and ``get`` ask the remote for a longer prefix than the local one, and
+    ingest what they fetch, checked by id. A remote that fails, or does not answer in
+    time, costs a line in the log of ``vkv.store``; the local answer stands, and the remote
+    is not asked for a while, longer after each failure. A fetch that takes longer goes on
+    in the background.
 
     Args:
         root: As of ``PromptStore``.
         remote: The remote, or its URL.
         write_through: ``put`` also pushes.
-        limits: ``max_bytes``, ``max_age`` and ``min_free`` of ``PromptStore``. What is
-            larger than ``max_bytes`` is not fetched.
+        deadline: Seconds that ``find`` and ``get`` wait for the remote.
+        limits: ``max_bytes``, ``max_age``, ``min_free`` and ``parents`` of
+            ``PromptStore``. An entry larger than ``max_bytes`` is not fetched.
 
     Raises:
-        VkvError: ``remote`` or a limit is refused; so is http, where nothing can be found.
+        VkvError: ``remote`` or a limit is refused; so is http, which cannot be searched.
         OSError: The remote can be neither listed nor reached.
     """
 
@@ -54,40 +60,39 @@ class TieredStore(PromptStore):
         *,
         remote: str | Remote,
         write_through: bool = False,
+        deadline: float = DEADLINE,
         **limits: Any,
     ):
         super().__init__(root, **limits)
         self.remote = remote if isinstance(remote, Remote) else Remote(remote)
-        self.remote.listable()
+        self.remote.objects.check_listable()
         self.write_through = write_through
-        self._silent_until = 0.0
+        self._patience = Patience(deadline)
+        self._refused: set[str] = set()
 
     def put(self, *args: Any, **options: Any) -> Entry:
-        """As ``PromptStore.put``; then pushed, with ``write_through``."""
+        """Store a cache as ``PromptStore.put`` does; with ``write_through``, push it too."""
         entry = super().put(*args, **options)
-        if self.write_through and self._answers():
-            try:
-                self.push(entry.id)
-            except (VkvError, OSError) as exc:
-                self._silence(exc)
+        if self.write_through:
+            self._patience.attempt(lambda: self.push(entry.id), deadline=PUSH_DEADLINE)
         return entry
 
     def find(self, tokens: Any, *, model: Any) -> Found | None:
-        """As ``PromptStore.find``, after what the remote has more of is fetched."""
+        """Return the longest prefix, as ``PromptStore.find``, after fetching a longer one."""
         self._read_through(tokens, model)
         return super().find(tokens, model=model)
 
     def get(self, tokens: Any, *, model: Any, live: LiveForm = "dense") -> Hit | None:
-        """As ``PromptStore.get``, after what the remote has more of is fetched."""
+        """Load the longest prefix, as ``PromptStore.get``, after fetching a longer one."""
         self._read_through(tokens, model)
         return super().get(tokens, model=model, live=live)
 
     def push(self, key: str, *, progress: Progress | None = None) -> str:
-        """Send an entry to the remote; its id. Raises as ``Remote.push``."""
+        """Send an entry to the remote and return its id. Raises as ``Remote.push``."""
         return push(self, self.remote, key, progress)
 
     def pull(self, key: str, *, progress: Progress | None = None) -> Entry:
-        """Take an entry in from the remote, with the files it stands on.
+        """Ingest an entry of the remote, with its dependencies.
 
         Returns:
             The entry; one of another id if the same is here already.
@@ -99,58 +104,62 @@ class TieredStore(PromptStore):
         return pull(self, self.remote, key, progress)[0]
 
     def _read_through(self, tokens: Any, model: Any) -> None:
-        if not self._answers():
-            return
-        here = super().find(tokens, model=model)
-        try:
-            match = self.remote.find(tokens, model=model, longer_than=here.tokens if here else 0)
+        from vkv import identity
+
+        owner = identity.model_id(model)
+        here = super().find(tokens, model=owner)
+        covered = here.tokens if here else 0
+        self._patience.attempt(lambda: self._fetch(tokens, owner, covered))
+
+    def _fetch(self, tokens: Any, owner: bytes, covered: int) -> None:
+        """Fetch the longest prefix that the remote has; a bad one is refused for good."""
+        for _ in range(MAX_REFUSED):
+            match = self.remote.find(
+                tokens, model=owner, longer_than=covered, refused=self._refused
+            )
             limit = self.limits.max_bytes
-            if match is not None and (limit is None or match.size <= limit):
+            if match is None or (limit is not None and match.size > limit):
+                return
+            try:
                 self.pull(match.id)
-        except (VkvError, OSError) as exc:
-            self._silence(exc)
-
-    def _answers(self) -> bool:
-        return time.monotonic() >= self._silent_until
-
-    def _silence(self, exc: Exception) -> None:
-        _log.warning("remote: %s; not asked for %d s", exc, PAUSE)
-        self._silent_until = time.monotonic() + PAUSE
+            except VkvError as exc:
+                self._refused.add(match.id)
+                _log.warning("remote: %s is not used: %s", match.id, exc)
+            else:
+                return
 
 
 def push(store: PromptStore, remote: Remote, key: str, progress: Progress | None) -> str:
-    """As ``TieredStore.push``, from any store to any remote."""
-    with store._index.read() as db:
-        entry = rows.by_number(db, store._layout, rows.resolve(db, key))
-    with open_document(entry.path) as document:
-        bases = [store._layout.path(base) for base in external_references(document.header)]
-    return remote.push(entry.path, search_paths=bases, progress=progress)
+    """Send an entry of any store to any remote and return its id."""
+    (entry,) = store.entries(key)
+    paths = dependency_paths(store._layout, entry)
+    return remote.push(entry.path, search_paths=paths, progress=progress)
 
 
 def pull(
     store: PromptStore, remote: Remote, key: str, progress: Progress | None
 ) -> tuple[Entry, list[str]]:
-    """As ``TieredStore.pull``, to any store from any remote, also one without listings.
+    """Ingest an entry of any remote, also one without listings, into any store.
 
     Returns:
-        The entry, and the ids of the files it stands on that were fetched too.
+        The entry, and the ids of the dependencies that were fetched too.
     """
     fetched: list[str] = []
     key, layout = remote.full_id(key), store._layout
-    with layout.desk() as desk, remote.open(key) as document:
-        own, others = desk / "new.vkv", desk / "others"
+    with layout.staging() as folder, remote.open(key) as document:
+        written, others = folder / "new.vkv", folder / "others"
         others.mkdir()
-        _download(layout, document, key, own, progress)
-        for base in external_references(document.header):
-            if not layout.path(base).exists():
-                with remote.open(base) as other:
-                    _download(layout, other, base, others / f"{base}.vkv", None)
-                fetched.append(base)
-        return take_in(store._index, store.limits, own, FileResolver([others])), fetched
+        _download(layout, document, key, written, progress)
+        for needed in external_references(document.header):
+            if not layout.path(needed).exists():
+                with remote.open(needed) as dependency:
+                    _download(layout, dependency, needed, others / f"{needed}.vkv", None)
+                fetched.append(needed)
+        return ingest(store._index, store.limits, written, FileResolver([others])), fetched
 
 
 def _download(
     layout: Layout, document: Document, key: str, path: Path, progress: Progress | None
 ) -> None:
-    """Fetch to a desk; what an interrupted one left beside the desks is gone on from."""
+    """Fetch to a staging folder; an interrupted download beside those folders is continued."""
     transfer.download(document, key, path, layout.incoming / f"{key}.part", progress)

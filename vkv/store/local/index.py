@@ -1,39 +1,28 @@
-"""The index of a store: SQLite, shared by many processes, made again from the files."""
+"""Open the index of a store: SQLite, shared by many processes, rebuilt from the files."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import sqlite3
 import threading
+import time
 from collections.abc import Iterator
-from sqlite3 import Connection, Row
+from sqlite3 import Connection, Error
 
-from vkv.errors import VkvError
-from vkv.store.local import entries as rows
-from vkv.store.local import reconcile as files
+from vkv.errors import StoreUnavailableError, VkvError
+from vkv.store.local import entries, removal
+from vkv.store.local.connection import Opener, begin_state, connect
+from vkv.store.local.forking import ForkSafeLock
+from vkv.store.local.index_errors import PATIENCE, index_errors, is_busy
 from vkv.store.local.layout import Layout
 
-#: Seconds to wait for another process.
-PATIENCE = 60.0
-#: KiB of the index to hold in memory at most: that of 50,000 entries.
-CACHE = 1 << 15
-
-
-class _Connection(Connection):
-    """Closed when it is let go; Python 3.13 warns of one that is not."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
-#: What a fork inherited: SQLite says that a child may not even close it.
-_inherited: list[Connection] = []
+#: Seconds between two tries to get the lock of another process, at first and at most.
+FIRST_PAUSE, LAST_PAUSE = 0.001, 0.05
+#: Time of the last use, in seconds since 1970, and number of uses.
+Use = tuple[float, int]
 
 
 class Index:
-    """One connection of this process, one thread at a time.
+    """Share one connection among the threads of this process, one transaction at a time.
 
     Nothing is created before something is written. A new index begins with the
     files that are there.
@@ -41,152 +30,194 @@ class Index:
 
     def __init__(self, layout: Layout):
         self.layout = layout
-        self._lock = threading.RLock()
-        self._db: Connection | None = None
-        self._opened: tuple[int, ...] = ()
+        self._opener = Opener(layout)
+        self._guard = ForkSafeLock(self._begin_anew)
+        self._uses = Uses()
+
+    def __getstate__(self) -> Layout:
+        return self.layout
+
+    def __setstate__(self, layout: Layout) -> None:
+        Index.__init__(self, layout)
+
+    def _begin_anew(self) -> None:
+        """Drop, in a child process, what belongs to its parent."""
+        self._opener.forget()
+        self._uses = Uses()
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
-        """A view that does not change inside the block."""
-        with self._lock, _errors(self.layout):
-            db = self._connection(write=False)
-            db.execute("BEGIN")
-            try:
-                yield db
-            finally:
-                db.execute("ROLLBACK")
+        """Open a view that does not change inside the block."""
+        with index_errors(self.layout), self._transaction("BEGIN") as db:
+            yield db
 
     @contextlib.contextmanager
-    def write(self, *, dry: bool = False) -> Iterator[Connection]:
-        """A transaction that no other process writes beside; with ``dry`` undone at its end.
+    def write(self, *, dry: bool = False, patience: float | None = None) -> Iterator[Connection]:
+        """Begin a transaction beside which no other process writes.
 
         Files of entries that it took out are removed after it, in one of their own.
+
+        Args:
+            dry: Undo all changes at the end.
+            patience: Seconds to wait for another writer.
+
+        Raises:
+            StoreUnavailableError: Another process writes for longer than that.
         """
-        with self._lock, _errors(self.layout):
-            db = self._connection(write=not dry)
-            db.execute("BEGIN IMMEDIATE")
-            try:
+        noted = {} if dry else self._uses.take()
+        try:
+            with (
+                index_errors(self.layout),
+                self._transaction("BEGIN IMMEDIATE", dry=dry, patience=patience) as db,
+            ):
+                _store_uses(db, noted)
                 yield db
-            except BaseException:
-                db.execute("ROLLBACK")
-                raise
-            db.execute("ROLLBACK" if dry else "COMMIT")
-            if not dry and rows.total(db, dead=True):
-                self._sweep(db)
+                dead = not dry and entries.total_bytes(db, dead=True)
+        except BaseException:
+            self._uses.give_back(noted)
+            raise
+        if dead:
+            with contextlib.suppress(StoreUnavailableError):  # then at the next write
+                self._sweep(patience)
 
-    def _sweep(self, db: Connection) -> None:
+    def _sweep(self, patience: float | None) -> None:
         """Remove the files of dead entries, now that no reader of the index sees them."""
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            rows.sweep(db, self.layout)
-        finally:
-            db.execute("COMMIT")
-
-    def close(self) -> None:
-        """Let go of the file; the next call opens it again."""
-        with self._lock:
-            if self._db is not None and self._opened[0] == os.getpid():
-                self._db.close()
-            self._db = None
-
-    def reset(self) -> None:
-        """Begin with an empty index, whatever is in its file."""
-        with self._lock:
-            self.close()
-            for suffix in ("", "-wal", "-shm"):
-                path = self.layout.index
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-    def _connection(self, *, write: bool) -> Connection:
-        if self._db is not None and self._opened == self._present():
-            return self._db
-        if self._db is not None and self._opened[0] != os.getpid():
-            _inherited.append(self._db)
-        if not write and not (self.layout.index.exists() or self.layout.objects.exists()):
-            return self._in_memory()
-        try:
-            self._db = self._open()
-            self._opened = self._present()
-        except (OSError, sqlite3.OperationalError):
-            if write:
-                raise
-            return self._read_only()
-        return self._db
-
-    def _present(self) -> tuple[int, ...]:
-        """This process and the file: a fork, or a store made anew, needs a new connection."""
-        try:
-            found = self.layout.index.stat()
-        except OSError:
-            return ()
-        return os.getpid(), found.st_dev, found.st_ino
-
-    def _open(self) -> Connection:
-        self.layout.make()
-        fd = os.open(self.layout.index, os.O_RDWR | os.O_CREAT, 0o600)
-        os.close(fd)
-        db = self._connect(self.layout.index.absolute().as_uri() + "?mode=rw")
-        with self._creating():
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute(f"PRAGMA cache_size = -{CACHE}")
-            self._create(db)
-        return db
-
-    def _read_only(self) -> Connection:
-        """Of a directory where we may not write; if nobody does, without SQLite's own notes."""
-        if not self.layout.index.exists():
-            return self._in_memory()
-        name = self.layout.index.absolute().as_uri() + "?mode=ro"
-        db = self._connect(name)
-        try:
-            db.execute("SELECT n FROM entries LIMIT 1")
-        except sqlite3.OperationalError:
-            return self._connect(f"{name}&immutable=1")
-        return db
-
-    def _in_memory(self) -> Connection:
-        db = self._connect(":memory:")
-        self._create(db)
-        return db
-
-    def _connect(self, name: str) -> Connection:
-        db = sqlite3.connect(
-            name, timeout=PATIENCE, isolation_level=None, check_same_thread=False, uri=True,
-            factory=_Connection,
-        )  # fmt: skip
-        db.row_factory = Row
-        return db
+        with (
+            index_errors(self.layout),
+            self._transaction("BEGIN IMMEDIATE", dry=False, patience=patience) as db,
+        ):
+            removal.sweep(db, self.layout)
 
     @contextlib.contextmanager
-    def _creating(self) -> Iterator[None]:
-        """One process at a time: SQLite does not wait when the journal's mode changes."""
-        fd = os.open(self.layout.root, os.O_RDONLY)
+    def _transaction(
+        self, statement: str, *, dry: bool = True, patience: float | None = None
+    ) -> Iterator[Connection]:
+        """Begin, and commit at the end, or roll back if ``dry`` or an error is raised."""
+        db = self._begin(statement, write=not dry, patience=patience)
         try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
+            try:
+                yield db
+                if not dry:
+                    db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
         finally:
-            os.close(fd)
+            self._guard.lock.release()
 
-    def _create(self, db: Connection) -> None:
-        if db.execute("PRAGMA user_version").fetchone()[0]:
-            return
-        db.execute("BEGIN IMMEDIATE")
+    def _begin(self, statement: str, *, write: bool, patience: float | None) -> Connection:
+        """Take the lock of this object and begin a transaction.
+
+        The lock is not held while waiting for another process, so that a reader in
+        another thread, and a fork, need not wait for it too.
+        """
+        deadline = time.monotonic() + (PATIENCE if patience is None else patience)
+        pause = FIRST_PAUSE
+        while True:
+            if self._guard.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                try:
+                    db = self._opener.connection(write=write)
+                    if begin_state(db, statement) and self._opener.is_current():
+                        return db
+                    db.execute("ROLLBACK")  # a new index took the place of this one
+                except Error as exc:
+                    if not is_busy(exc) or time.monotonic() >= deadline:
+                        self._guard.lock.release()
+                        raise
+                except BaseException:
+                    self._guard.lock.release()
+                    raise
+                self._guard.lock.release()
+            elif time.monotonic() >= deadline:
+                text = "another thread uses the index; try again later"
+                raise StoreUnavailableError(text, at=str(self.layout.index))
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+
+    def note_use(self, key: str) -> None:
+        """Note that an entry was used, without waiting for anyone.
+
+        While another process writes, uses are kept here; the next write stores them.
+        """
+        self._uses.note(key)
+        with contextlib.suppress(VkvError, OSError), self.write(patience=0):
+            pass
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[Rehearsal]:
+        """Copy the index to memory, to find out what a change would do."""
+        with self.read() as db:
+            copy = connect(":memory:")
+            db.backup(copy)
         try:
-            for statement in rows.SCHEMA.split(";"):
-                db.execute(statement)
-            files.enter_files(db, self.layout)
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
+            yield Rehearsal(self.layout, copy)
+        finally:
+            copy.close()
+
+    @contextlib.contextmanager
+    def locked_for_replacement(self) -> Iterator[None]:
+        """Keep writers out, and let no process open the index, while it is replaced.
+
+        Raises:
+            StoreUnavailableError: The index is busy, or cannot be read now. A damaged one
+                is no hindrance.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.write(dry=True))
+            except VkvError as exc:
+                if isinstance(exc, StoreUnavailableError):
+                    raise
+            stack.enter_context(self._opener.opening())
+            yield
+
+    def close(self) -> None:
+        """Close the file; the next call opens it again."""
+        with self._guard.lock:
+            self._opener.close()
 
 
-@contextlib.contextmanager
-def _errors(layout: Layout) -> Iterator[None]:
-    """SQLite's errors as ours, and those of values that are not what a column holds."""
-    try:
-        yield
-    except (sqlite3.DatabaseError, TypeError, ValueError, OverflowError, IndexError) as exc:
-        raise VkvError(f"{exc}; {rows.HINT}", at=str(layout.index)) from exc
+class Uses:
+    """Keep the uses of entries that are not yet stored in the index."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._noted: dict[str, Use] = {}
+
+    def note(self, key: str) -> None:
+        """Count one more use, now."""
+        with self._lock:
+            self._noted[key] = (time.time(), self._noted.get(key, (0.0, 0))[1] + 1)
+
+    def take(self) -> dict[str, Use]:
+        """Return all uses, and forget them."""
+        with self._lock:
+            noted, self._noted = self._noted, {}
+        return noted
+
+    def give_back(self, noted: dict[str, Use]) -> None:
+        """Keep uses that could not be stored."""
+        with self._lock:
+            for key, (when, count) in noted.items():
+                later, more = self._noted.get(key, (0.0, 0))
+                self._noted[key] = (max(when, later), count + more)
+
+
+def _store_uses(db: Connection, noted: dict[str, Use]) -> None:
+    query = "UPDATE entries SET used = ?, uses = uses + ? WHERE id = ?"
+    db.executemany(query, [(when, count, key) for key, (when, count) in noted.items()])
+
+
+class Rehearsal:
+    """Stand for an index whose changes last only as long as this object."""
+
+    def __init__(self, layout: Layout, db: Connection):
+        self.layout, self._db = layout, db
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Give the copy."""
+        with index_errors(self.layout):
+            yield self._db
+
+    write = read

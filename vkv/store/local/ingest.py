@@ -1,4 +1,4 @@
-"""A finished file becomes an entry: room is made, it takes its place and is listed."""
+"""Turn a finished file into an entry: make room, give it its name, list it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,15 @@ from vkv.format.document import Document, open_document
 from vkv.format.file_id import FileId
 from vkv.format.layers import external_references
 from vkv.sources.base import READ_CHUNK
-from vkv.store.local import entries as rows
-from vkv.store.local import lookup
-from vkv.store.local.evict import Limits, evict
+from vkv.store.local import entries, listing, lookup
+from vkv.store.local.evict import evict
+from vkv.store.local.file_check import damage
 from vkv.store.local.index import Index
 from vkv.store.local.layout import Layout
-from vkv.store.local.prefix_tree import DamagedError
-from vkv.store.local.summary import describe, of
+from vkv.store.local.limits import Limits
+from vkv.store.local.prefix_tree import DamagedEntryError
+from vkv.store.local.repair import discard, repair
+from vkv.store.local.summary import Description, describe
 from vkv.store.results import Entry
 from vkv.tools.inline import inline
 
@@ -34,45 +36,45 @@ if TYPE_CHECKING:
 _log = logging.getLogger("vkv.store")
 
 
-def put_in(
+def save_and_ingest(
     index: Index,
     limits: Limits,
-    write: Callable[..., None],
+    write: Callable[..., object],
     parent: Entry | None,
     resolver: FileResolver,
 ) -> Entry:
-    """Have a file written on a desk, standing on another entry if that can be, and enter it.
+    """Have a file written, if possible as one that depends on another entry, and ingest it.
 
     Args:
         index: Of the store.
         limits: Of the store.
         write: ``vkv.save``, but for the path, ``parent`` and ``search_paths``.
-        parent: What to stand on.
-        resolver: As ``take_in`` takes it. Raises as it does.
+        parent: The entry to depend on.
+        resolver: As ``ingest`` takes it. Raises as it does.
     """
-    with index.layout.desk() as desk:
-        path = desk / "new.vkv"
-        if parent is not None and _stands(index.layout, write, path, parent):
+    with index.layout.staging() as folder:
+        path = folder / "new.vkv"
+        if parent is not None and _written_on(index.layout, write, path, parent):
             with contextlib.suppress(MissingFileError):  # evicted meanwhile
-                return take_in(index, limits, path, resolver)
+                return ingest(index, limits, path, resolver)
         write(path)
-        return take_in(index, limits, path, resolver)
+        return ingest(index, limits, path, resolver)
 
 
-def _stands(layout: Layout, write: Callable[..., None], path: Path, parent: Entry) -> bool:
-    """Write a file that stands on ``parent``; whether it could be done."""
+def _written_on(layout: Layout, write: Callable[..., object], path: Path, parent: Entry) -> bool:
+    """Write a file that depends on ``parent``; return whether that could be done."""
     try:
-        write(path, parent=parent.path, search_paths=bases(layout, parent))
+        write(path, parent=parent.path, search_paths=dependency_paths(layout, parent))
     except (VkvError, OSError) as exc:  # it is damaged or gone; or the next try says it too
-        _log.info("nothing can stand on %s: %s", parent.id, exc)
+        _log.info("no file can depend on %s: %s", parent.id, exc)
         return False
     return True
 
 
-def take_in(
+def ingest(
     index: Index, limits: Limits, written: Path, resolver: FileResolver | None = None
 ) -> Entry:
-    """Enter a file that was written on a desk of the store, or change nothing.
+    """Make an entry of a file in a staging folder of the store, or change nothing.
 
     The file takes its name inside the transaction that lists it, so no other process
     finds it between; should this one die there, the next ``gc`` lists it.
@@ -81,85 +83,126 @@ def take_in(
         index: Of the store.
         limits: Of the store.
         written: The file.
-        resolver: Where the files are found that it stands on and the store lacks; they
-            are taken in too.
+        resolver: Locates the dependencies that the store lacks; they are ingested too.
 
     Returns:
         The entry; if one with the same content was there, that one.
 
     Raises:
-        MissingFileError: A file that it stands on is not to be found.
+        MissingFileError: A dependency was not found.
         VkvError: It is of no use to a store, or does not fit into ``max_bytes``.
         OSError: ``min_free`` cannot be kept, or the store cannot be written.
     """
-    what, layout = describe(written), index.layout
+    with open_document(written) as document:
+        what = describe(document)
     if limits.max_bytes is not None and what.size > limits.max_bytes:
         raise VkvError(f"an entry of {what.size:,} bytes, the limit is {limits.max_bytes:,}")
-    brought = _bring_bases(index, what.bases, written.parent, resolver or FileResolver())
-    _check_bases(layout, written, brought)
+    same = _sound_same(index, what)
+    brought = _copy_dependencies(index, what, written.parent, resolver or FileResolver())
+    _check_references(index.layout, written, brought)
+    unplaced: list[str] = []
     with index.write() as db:
-        if (same := rows.with_content(db, layout, what.content)) is not None:
-            rows.touch(db, same.id)
-            return same
-        for key in rows.missing(db, layout, what.bases):
-            if key not in brought:
-                raise MissingFileError(key, [str(layout.objects)])
-            rows.hold(db, key, brought[key].stat().st_size)
-        number = rows.add(db, layout, what, time.time())
-        _make_room(db, limits, layout.root, number)
+        if same is not None and (entry := _touched(db, index.layout, what, same)) is not None:
+            return entry
+        number = _list(db, index.layout, what, brought, unplaced)
+        _make_room(db, limits, index.layout.root, number)
         for key, path in {**brought, what.key: written}.items():
-            layout.accept(path, key)
-        entry = rows.by_number(db, layout, number)
+            index.layout.accept(path, key)
+        entry = entries.by_number(db, index.layout, number)
+    for key in unplaced:
+        repair(index, key, VkvError("its tokens cannot be read"))
     for key in (*brought, what.key):
-        sync_directory(layout.path(key).parent)  # outside: other writers need not wait for the disk
+        sync_directory(index.layout.path(key).parent)  # outside: other writers need not wait
     return entry
 
 
-def _bring_bases(
-    index: Index, bases: Iterable[str], desk: Path, resolver: FileResolver
+def _sound_same(index: Index, what: Description) -> str | None:
+    """Return the id of the entry with the same content, if every byte of it is sound.
+
+    One that is damaged is taken out, so that the new file takes its place.
+    """
+    while True:
+        with index.read() as db:
+            same = entries.with_content(db, index.layout, what.content)
+        if same is None:
+            return None
+        files = {key: damage(index.layout.path(key)) for key in (same.id, *same.dependencies)}
+        broken = {key: file for key, file in files.items() if file.problem is not None}
+        if not broken:
+            return same.id
+        if not all(discard(index, file, key) for key, file in broken.items()):
+            return None
+
+
+def _touched(db: Connection, layout: Layout, what: Description, key: str) -> Entry | None:
+    """Note that an entry with the same content was put again, if it is still there."""
+    same = entries.with_content(db, layout, what.content)
+    if same is None or same.id != key:
+        return None
+    query = "UPDATE entries SET used = ?, uses = uses + 1 WHERE id = ?"
+    db.execute(query, (time.time(), key))
+    return same
+
+
+def _list(
+    db: Connection,
+    layout: Layout,
+    what: Description,
+    brought: dict[str, Path],
+    unplaced: list[str],
+) -> int:
+    for key in entries.missing(db, layout, what.dependencies):
+        if key not in brought:
+            raise MissingFileError(key, [str(layout.objects)])
+        listing.retain(db, key, brought[key].stat().st_size)
+    return listing.add(db, layout, what, time.time(), unplaced)
+
+
+def _copy_dependencies(
+    index: Index, what: Description, folder: Path, resolver: FileResolver
 ) -> dict[str, Path]:
-    """Checked copies, by id, of those files to stand on that the store lacks."""
+    """Return checked copies, by id, of those dependencies that the store lacks."""
     with index.read() as db:
-        lacking = rows.missing(db, index.layout, bases)
-    copies = {key: desk / f"{key}.vkv" for key in lacking}
+        lacking = entries.missing(db, index.layout, what.dependencies)
+    copies = {key: folder / f"{key}.vkv" for key in lacking}
     for key, path in copies.items():
         with resolver.open(FileId(key)) as document:
             document.check_all()
-            _write(document, path)
+            _copy(document, path)
     return copies
 
 
-def _check_bases(layout: Layout, written: Path, brought: dict[str, Path]) -> None:
-    """Every tensor that a file refers to is there (H12).
+def _check_references(layout: Layout, written: Path, brought: dict[str, Path]) -> None:
+    """Check that every tensor that a file refers to exists (H12).
 
-    Else it would be found in place of a later one that has the same content and holds it.
+    Else it would be found in place of a later file that has the same content and holds it.
     """
     with open_document(written) as document:
         head = document.header
         for key, names in external_references(head).items():
             try:
-                with open_document(brought.get(key, layout.path(key))) as base:
-                    other = Dependency(base, head)
+                with open_document(brought.get(key, layout.path(key))) as other:
+                    dependency = Dependency(other, head)
                     for name in names:
-                        other.name(head.tensors[name], name)
+                        dependency.name(head.tensors[name], name)
             except FileNotFoundError:
                 raise MissingFileError(key, [str(layout.objects)]) from None
 
 
 def _make_room(db: Connection, limits: Limits, root: Path, number: int) -> None:
     over = evict(db, limits, root, keep=number)
-    if over and limits.max_bytes is not None and rows.total(db) > limits.max_bytes:
+    if over and limits.max_bytes is not None and entries.total_bytes(db) > limits.max_bytes:
         raise VkvError(
-            f"no room: {over:,} bytes over the limit of {limits.max_bytes:,}, and what is left "
-            "is pinned or stood on"
+            f"no room: {over:,} bytes over the limit of {limits.max_bytes:,}, and the rest "
+            "is pinned or others depend on it"
         )
     if over:
-        reason = f"{over:,} bytes too few would stay free, and what is left is pinned or stood on"
+        reason = f"{over:,} bytes too few would stay free, and the rest is pinned or needed"
         raise OSError(errno.ENOSPC, reason, str(root))
 
 
-def ancestor(index: Index, owner: bytes, tokens: Any, codec: CodecSpec) -> Entry | None:
-    """The entry that a new one may stand on, if there is one.
+def parent_for(index: Index, owner: bytes, tokens: Any, codec: CodecSpec) -> Entry | None:
+    """Return the entry that a new one may depend on, if there is one.
 
     Args:
         index: Of the store.
@@ -173,19 +216,19 @@ def ancestor(index: Index, owner: bytes, tokens: Any, codec: CodecSpec) -> Entry
     names = {text.partition(":")[0].strip() for text in texts} - {"raw"}
     with index.read() as db:
         try:
-            found = lookup.ancestor(db, index.layout, owner, token_bytes(tokens), names)
-        except DamagedError:  # whoever asks for it next takes it out
+            row = lookup.parent_for(db, index.layout, owner, token_bytes(tokens), names)
+        except (DamagedEntryError, OSError):  # whoever asks for it next takes it out
             return None
-        return None if found is None else rows.by_number(db, index.layout, found["n"])
+        return None if row is None else entries.by_number(db, index.layout, row["n"])
 
 
-def bases(layout: Layout, entry: Entry) -> list[Path]:
-    """The files that an entry stands on."""
-    return [layout.path(key) for key in entry.files]
+def dependency_paths(layout: Layout, entry: Entry) -> list[Path]:
+    """Return the files that an entry depends on."""
+    return [layout.path(key) for key in entry.dependencies]
 
 
-def copy_in(path: Path, own: Path, resolver: FileResolver) -> None:
-    """Copy a file of any place to a desk of the store, checked to the last byte.
+def copy_checked(path: Path, target: Path, resolver: FileResolver) -> None:
+    """Copy a file of any place to a staging folder, checked to the last byte.
 
     Raises:
         VkvError: It is damaged, or of no use to a store.
@@ -193,25 +236,25 @@ def copy_in(path: Path, own: Path, resolver: FileResolver) -> None:
     from vkv.tools.validate import validate
 
     with open_document(path) as document:
-        of(document)
-        _write(document, own)
-    for finding in validate(own, search_paths=resolver.search_paths).findings:
+        describe(document)
+        _copy(document, target)
+    for finding in validate(target, search_paths=resolver.search_paths).findings:
         if finding.severity == "error" and finding.rule != "H12":
             raise VkvError(finding.message, rule=finding.rule, at=finding.at).within(str(path))
 
 
-def give(layout: Layout, entry: Entry, path: Path) -> None:
-    """Write an entry to a file that stands alone."""
+def export(layout: Layout, entry: Entry, path: Path) -> None:
+    """Write an entry to a file that depends on no other."""
     with open_document(entry.path) as document:
-        if entry.files:
-            inline(document, path, FileResolver(bases(layout, entry)))
+        if entry.dependencies:
+            inline(document, path, FileResolver(dependency_paths(layout, entry)))
         else:
-            _write(document, path)
+            _copy(document, path)
 
 
-def _write(document: Document, path: Path) -> None:
-    """A copy of a file, whole or not at all."""
-    source = document.source
+def _copy(source: Document, path: Path) -> None:
+    """Copy a file, whole or not at all."""
+    bytes_of = source.source
     with replacing(path) as fd, open(fd, "wb", closefd=False) as out:
-        for at in range(0, source.size, READ_CHUNK):
-            out.write(source.read(at, min(READ_CHUNK, source.size - at)))
+        for at in range(0, bytes_of.size, READ_CHUNK):
+            out.write(bytes_of.read(at, min(READ_CHUNK, bytes_of.size - at)))

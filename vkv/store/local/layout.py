@@ -1,8 +1,8 @@
-"""Where a store keeps what::
+"""Lay out the folders of a store::
 
     root/objects/ab/abcd….vkv     one file an entry, named by its id
     root/incoming/PID-RANDOM/     a file that is being written; locked by its writer
-    root/index-1.sqlite           the index, which follows from the files
+    root/index-1.sqlite           the index, built from the files
 
 Directories are 0700, files 0600: they hold people's prompts.
 """
@@ -26,30 +26,37 @@ INDEX = "index-1.sqlite"
 SUFFIX = ".vkv"
 
 
-class Layout:
-    """The directories of one store."""
+def default_root() -> Path:
+    """Return the folder of the store that is used when none is named."""
+    from vkv._paths import cache_dir
 
-    def __init__(self, root: Path):
-        self.root = root
+    return cache_dir() / "store"
+
+
+class Layout:
+    """Locate the folders and files of one store."""
+
+    def __init__(self, root: Path, *, parents: bool = True):
+        self.root, self._parents = root, parents
         self.objects, self.incoming = root / "objects", root / "incoming"
         self.index = root / INDEX
 
     def path(self, key: str) -> Path:
-        """The file of entry ``key``.
+        """Return the file of entry ``key``.
 
         Raises:
-            VkvError: It is no id. The index is only a file: an id in it could be any path.
+            VkvError: It is not an id. The index is only a file: an id in it could be any path.
         """
         if not is_file_id(key):
             raise VkvError(
-                f"the id is {str(key)[:80]!r}, expected 64 hex digits; `vkv store reindex` makes "
-                "the index again from the files",
+                f"the id is {str(key)[:80]!r}, expected 64 hex digits; `vkv store reindex` builds "
+                "a new index from the files",
                 at=str(self.index),
             )
         return self.objects / key[:2] / f"{key}{SUFFIX}"
 
     def files(self) -> Iterator[Path]:
-        """Every ``.vkv`` file among the objects, in order; other files are not ours."""
+        """Yield every ``.vkv`` file among the objects, in order; other files are not ours."""
         for folder in sorted(self.objects.glob("*")) if ours(self.objects) else ():
             if folder.is_dir() and ours(folder):
                 yield from sorted(folder.glob(f"*{SUFFIX}"))
@@ -58,11 +65,26 @@ class Layout:
         """Create what is missing.
 
         Raises:
-            VkvError: A folder of the store is a link.
+            VkvError: A folder of the store is a link; or the folder that would hold the
+                store does not exist.
         """
+        self.check_parents()
         self._refuse_links(self.objects, self.incoming)
         for path in (self.root, self.objects, self.incoming):
-            path.mkdir(mode=MODE, parents=True, exist_ok=True)
+            path.mkdir(mode=MODE, parents=path == self.root, exist_ok=True)
+
+    def check_parents(self) -> None:
+        """Refuse to make a store where the folder above it is missing, unless that was asked for.
+
+        Raises:
+            VkvError: It is missing.
+        """
+        if not (self._parents or self.root.parent.is_dir()):
+            raise VkvError(
+                f"no folder {self.root.parent}, expected one to make the store in; mount its disk, "
+                "create it, or pass parents=True (--parents)",
+                at=str(self.root),
+            )
 
     def accept(self, written: Path, key: str) -> Path:
         """Move a finished file to its place; ``sync_directory`` its folder when there is time.
@@ -91,11 +113,14 @@ class Layout:
     def _refuse_links(*folders: Path) -> None:
         for folder in folders:
             if not ours(folder):
-                raise VkvError("a link, expected a folder of the store's own", at=str(folder))
+                raise VkvError(
+                    "a link, expected a folder that belongs to the store; remove the link",
+                    at=str(folder),
+                )
 
     @contextlib.contextmanager
-    def desk(self) -> Iterator[Path]:
-        """A directory of one's own to write in, gone after the block."""
+    def staging(self) -> Iterator[Path]:
+        """Make a staging folder, locked by this process and removed after the block."""
         self.make()
         folder, fd = self._locked()
         try:
@@ -117,14 +142,14 @@ class Layout:
                 os.close(fd)
 
     def abandoned(self) -> list[Path]:
-        """What dead writers left behind."""
-        there = self.incoming.is_dir() and ours(self.incoming)
-        found = self.incoming.iterdir() if there else ()
-        return [path for path in found if unlocked(path)]
+        """Return what dead writers left behind."""
+        exists = self.incoming.is_dir() and ours(self.incoming)
+        left = self.incoming.iterdir() if exists else ()
+        return [path for path in left if unlocked(path)]
 
 
 def ours(folder: Path) -> bool:
-    """Whether a folder of a store may be emptied: behind a link are files of others.
+    """Return whether a folder of a store may be emptied: behind a link are files of others.
 
     The root is another matter: whoever names it chose where it leads.
     """
@@ -134,7 +159,7 @@ def ours(folder: Path) -> bool:
 def clear(path: Path) -> None:
     """Remove a file or a folder with all in it, unless a writer holds its lock.
 
-    The lock is held meanwhile, so that a writer that has just made its desk finds it
+    The lock is held meanwhile, so that a writer that has just made its folder finds it
     gone, not half there.
     """
     unlocked(path, _remove)
@@ -148,7 +173,7 @@ def _remove(path: Path) -> None:
 
 
 def unlocked(path: Path, act: Callable[[Path], None] = lambda _: None) -> bool:
-    """Whether nobody holds the lock of ``path``; then ``act`` is called under it.
+    """Return whether nobody holds the lock of ``path``; then ``act`` is called under it.
 
     A dead process lets go of its locks.
     """

@@ -1,4 +1,4 @@
-"""Which entry has the longest prefix of a prompt, over all trees of its model."""
+"""Find the entry with the longest prefix of a prompt, over all trees of its model."""
 
 from __future__ import annotations
 
@@ -6,77 +6,84 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from sqlite3 import Connection, Row
 
-from vkv.store.local import entries as rows
-from vkv.store.local import prefix_tree as tree
+from vkv.store.local import prefix_tree
+from vkv.store.local.file_check import tokens_of
 from vkv.store.local.layout import Layout
-from vkv.store.local.prefix_tree import WIDTH, Way
+from vkv.store.local.prefix_tree import WIDTH, Descent, Excluded, ReadTokens
 from vkv.store.local.summary import known_needs
 
-#: Tokens that are worth standing on another file: each reference costs some 100 bytes.
-LEAST = 64
+#: Tokens that are worth depending on another file: each reference costs some 100 bytes.
+MIN_SHARED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """A tree: its root, whether its caches trim, and its codecs, ``raw`` left out."""
+    """Describe a tree: its root, whether its caches can be trimmed, its codecs without ``raw``."""
 
     root: int
     trims: bool
     codecs: set[str]
 
 
-def longest(db: Connection, layout: Layout, model: bytes, tokens: bytes) -> tuple[Row, int] | None:
-    """The entry that covers most leading ``tokens``, and how many it covers.
+def longest(
+    db: Connection,
+    layout: Layout,
+    model: bytes,
+    tokens: bytes,
+    excluded: Excluded = frozenset(),
+) -> tuple[Row, int] | None:
+    """Return the entry that covers most leading ``tokens``, and how many it covers.
 
     An entry that can be trimmed covers what it shares with them; one that cannot
-    covers its own tokens, if all of them lead. Of equals a lossless one, then the one
-    used last.
+    covers its own tokens, if all of them lead. Of equals a lossless one is taken, then
+    the one used last.
 
     Raises:
-        DamagedError: An entry to compare with cannot be read.
+        DamagedEntryError: An entry to compare with cannot be read.
     """
-    found = [
-        (count, not top.codecs, row["used"], row)
-        for top in _trees(db, model)
-        for row, count in _matches(db, layout, top, tokens)
+    matches = [
+        (count, not tree.codecs, row["used"], row)
+        for tree in _trees(db, model)
+        for row, count in _matches(db, layout, tree, tokens, excluded)
         if count
     ]
-    best = max(found, key=lambda match: match[:3], default=None)
+    best = max(matches, key=lambda match: match[:3], default=None)
     return None if best is None else (best[3], best[0])
 
 
-def ancestor(
+def parent_for(
     db: Connection, layout: Layout, model: bytes, tokens: bytes, codecs: set[str]
 ) -> Row | None:
-    """The longest entry of some codecs whose tokens all lead, to stand on.
+    """Return the longest entry of some codecs whose tokens all lead, to depend on.
 
     Args:
         db: Of the store.
         layout: Of the store.
         model: Id of the model.
-        tokens: Of what shall be stored.
+        tokens: Of the prompt to be stored.
         codecs: Names of its codecs, ``raw`` left out.
 
     Raises:
-        DamagedError: As ``longest``.
+        DamagedEntryError: As ``longest``.
     """
-    found = [
+    read = _reader(layout)
+    prefixes = [
         whole
-        for top in _trees(db, model)
-        if top.codecs == codecs
-        and (whole := whole_prefix(db, tree.search(db, top.root, tokens, _reader(layout))))
-        and whole[1] >= LEAST
+        for tree in _trees(db, model)
+        if tree.codecs == codecs
+        and (whole := _whole_prefix(db, prefix_tree.search(db, tree.root, tokens, read)))
+        and whole[1] >= MIN_SHARED
     ]
-    best = max(found, key=lambda match: (match[1], match[0]["used"]), default=None)
+    best = max(prefixes, key=lambda match: (match[1], match[0]["used"]), default=None)
     return None if best is None else best[0]
 
 
-def _reader(layout: Layout) -> tree.Read:
-    return lambda row: rows.tokens_of(layout, row)
+def _reader(layout: Layout) -> ReadTokens:
+    return lambda row: tokens_of(layout, row)
 
 
 def _trees(db: Connection, model: bytes) -> Iterator[_Tree]:
-    """The model's trees that this build can read."""
+    """Yield the model's trees that this build can read."""
     known = known_needs()
     query = "SELECT id, needs, trims FROM trees WHERE model = ?"
     for number, needs, trims in db.execute(query, (model,)).fetchall():
@@ -87,24 +94,31 @@ def _trees(db: Connection, model: bytes) -> Iterator[_Tree]:
 
 
 def _matches(
-    db: Connection, layout: Layout, top: _Tree, tokens: bytes
+    db: Connection, layout: Layout, tree: _Tree, tokens: bytes, excluded: Excluded
 ) -> Iterator[tuple[Row, int]]:
-    way = tree.search(db, top.root, tokens, _reader(layout))
-    if top.trims and way.common:
-        yield tree.below(db, way.exit), way.common
-    if not top.trims and (whole := whole_prefix(db, way)):
+    descent = prefix_tree.search(db, tree.root, tokens, _reader(layout), excluded)
+    if tree.trims and descent.common:
+        row = prefix_tree.below(db, descent.exit, excluded)
+        if row is not None:
+            yield row, descent.common
+    if not tree.trims and (whole := _whole_prefix(db, descent, excluded)):
         yield whole
 
 
-def whole_prefix(db: Connection, way: Way) -> tuple[Row, int] | None:
-    """The longest entry on a way whose tokens are all a prefix, and their number."""
-    for node, depth in reversed(way.path):
-        query = "SELECT * FROM entries WHERE node = ? ORDER BY used DESC LIMIT 1"
+def _whole_prefix(
+    db: Connection, descent: Descent, excluded: Excluded = frozenset()
+) -> tuple[Row, int] | None:
+    """Return the longest entry on a path whose tokens are all a prefix, and their number."""
+    numbers = ", ".join(map(str, excluded))
+    query = f"""
+        SELECT * FROM entries WHERE node = ? AND n NOT IN ({numbers}) ORDER BY used DESC LIMIT 1
+    """
+    for node, depth in reversed(descent.path):
         if row := db.execute(query, (node,)).fetchone():
             return row, depth
     return None
 
 
 def but_last(tokens: bytes) -> bytes:
-    """All but the last token, which must be computed again: there are no logits without."""
+    """Return all but the last token, which must be computed again: it gives the logits."""
     return tokens[:-WIDTH]

@@ -1,183 +1,170 @@
-"""The index held against the files. Inside a transaction of the caller's."""
+"""Bring index and files together: list whole files, find entries whose files are of no use.
+
+Reading files (``survey``, ``suspects``) is apart from changing the index, so that a caller
+can do the first without the lock that the second needs.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from sqlite3 import Connection, Row
 
-from vkv.errors import VkvError
-from vkv.format.document import open_document
 from vkv.format.file_id import is_file_id
-from vkv.store.local import entries as rows
+from vkv.store.local import entries, listing, removal
+from vkv.store.local.file_check import Examined, examine, examine_key, stamp
 from vkv.store.local.layout import Layout
-from vkv.store.local.summary import is_entry, known_needs, of
+from vkv.store.local.schema import DEAD, LIVE, NO_TREE
+from vkv.store.local.summary import known_needs
 
 _log = logging.getLogger("vkv.store")
 
 
-def enter_files(db: Connection, layout: Layout) -> tuple[list[Path], list[Path]]:
-    """Enter every file that is not in the index; those that are no entries, in order.
+@dataclass(slots=True)
+class Survey:
+    """Collect what was found among the files.
 
-    Those too that cannot be read now: nothing is known of them, so they stay, and so
-    does what they may stand on.
-
-    A writer that died between the file's last step and the index left a whole file.
-    A file that stands on others which are not there is no entry either.
+    Attributes:
+        rejected: Files that are no entries and that none depends on.
+        unread: Files that could not be read now; nothing is known of them, so they stay.
+        unplaced: Ids for ``repair``.
     """
-    listed = {key for (key,) in db.execute("SELECT id FROM entries")}
-    rejected: list[Path] = []
-    unread: list[Path] = []
-    for path in layout.files():
-        if path.stem in listed and _in_place(layout, path):
-            continue
-        try:
-            if not _enter(db, layout, path):
-                rejected.append(path)
-        except OSError as exc:
-            _log.warning("%s cannot be read and stays: %s", path, exc)
-            unread.append(path)
-    return rejected + ([] if unread else _strike(db, layout)), unread
+
+    rejected: list[Examined] = field(default_factory=list)
+    unread: list[Path] = field(default_factory=list)
+    unplaced: list[str] = field(default_factory=list)
 
 
-def _in_place(layout: Layout, path: Path) -> bool:
+def unlisted(db: Connection, layout: Layout) -> list[Path]:
+    """Return the files that the index does not list, or lists without a place in a tree.
+
+    A writer that died between the last step of a file and the index leaves a whole file.
+    """
+    query = "SELECT id FROM entries WHERE NOT (removed = ? AND node IS NULL)"
+    listed = {key for (key,) in db.execute(query, (LIVE,))}
+    return [
+        path for path in layout.files() if path.stem not in listed or not in_place(layout, path)
+    ]
+
+
+def in_place(layout: Layout, path: Path) -> bool:
+    """Return whether a file stands where its name, an id, belongs."""
     return is_file_id(path.stem) and path == layout.path(path.stem)
 
 
-def _enter(db: Connection, layout: Layout, path: Path) -> bool:
-    try:
-        with open_document(path) as document:
-            if path != layout.path(document.id):
-                raise VkvError(f"its id is {document.id}")
-            what = of(document) if is_entry(document) else None
-            key, size = document.id, document.size
-    except (VkvError, FileNotFoundError) as exc:
-        _log.warning("%s is no entry: %s", path, exc)
-        return False
-    if what is not None:  # outside: what is wrong with the index is not the file's fault
-        rows.add(db, layout, what, path.stat().st_mtime)
-    else:
-        rows.hold(db, key, size)
-    return True
-
-
-def _strike(db: Connection, layout: Layout) -> list[Path]:
-    """Leave out files that lack one they stand on, and those that only others could use."""
-    query = "SELECT DISTINCT entry FROM stands WHERE base NOT IN (SELECT id FROM entries)"
-    lacking = [n for (n,) in db.execute(query).fetchall()]
-    rows.take_out(db, lacking)
-    held = [n for (n,) in db.execute("SELECT n FROM entries WHERE tree = 0").fetchall()]
-    for n in held:
-        rows.release(db, n)
-    query = "DELETE FROM entries WHERE n = ? AND removed = ? RETURNING id"
-    gone = [(n, rows.DEAD) for n in (*lacking, *held)]
-    struck = [key for pair in gone for (key,) in db.execute(query, pair).fetchall()]
-    for key in struck:
-        _log.warning("%s is no entry, and none stands on it", key)
-    return [layout.path(key) for key in struck]
-
-
-def useless(db: Connection, layout: Layout) -> list[int]:
-    """Entries without their file, unpinned ones that this build cannot read, dependents.
-
-    The files are asked; those of which the index speaks wrongly are entered anew.
-    """
-    known = known_needs()
-    query = """
-        SELECT e.*, coalesce(t.needs, '') AS needs FROM entries e
-        LEFT JOIN trees t ON t.id = -e.tree WHERE e.removed < 2
-    """
-    found = []
-    for row in db.execute(query).fetchall():
-        foreign = not row["pinned"] and not known.issuperset(str(row["needs"]).split())
+def survey(layout: Layout, paths: list[Path], found: Survey) -> Iterator[Examined]:
+    """Read files, and yield those that can be listed."""
+    for path in paths:
         try:
-            suspect = foreign or _size(layout.path(row["id"])) != row["size"]
-            if suspect and not _usable(db, layout, row, known):
-                found += [row["n"], *rows.dependents(db, row["n"])]
+            examined = examine(layout, path)
         except OSError as exc:
-            _log.warning("%s cannot be read and stays: %s", row["id"], exc)
+            _log.warning("%s cannot be read and stays: %s", path, exc)
+            found.unread.append(path)
+            continue
+        if examined.problem is None:
+            yield examined
+        elif examined.stamp is not None:
+            _log.warning("%s is no entry: %s", path, examined.problem)
+            found.rejected.append(examined)
+
+
+def enter(db: Connection, layout: Layout, file: Examined, found: Survey) -> None:
+    """List a file that was read: as an entry, or for others that may depend on it."""
+    if not file.unchanged:
+        return
+    if file.description is None:
+        listing.retain(db, file.path.stem, file.size)
+    else:
+        listing.add(db, layout, file.description, file.modified, found.unplaced)
+
+
+def list_files(db: Connection, layout: Layout) -> Survey:
+    """List every file that the index lacks, in one transaction of the caller."""
+    found = Survey()
+    for file in survey(layout, unlisted(db, layout), found):
+        enter(db, layout, file, found)
+    if not found.unread:
+        strike(db, layout, found)
     return found
 
 
-def _usable(db: Connection, layout: Layout, row: Row, known: set[str]) -> bool:
-    """Whether the file of a suspect row is sound and this build can read it."""
-    if row["tree"] == 0 and row["removed"] == rows.HELD:
-        return rows.hold_again(db, layout, row["id"])
-    if (what := rows.ask(layout, row["id"])) is None:
-        return False
-    if not known.issuperset(what.needs.split()):
-        return bool(row["pinned"])
-    held = row["removed"] == rows.HELD
-    rows.mend(db, layout, row)
-    if held:  # taken out, and only stood on: so it stays
-        rows.take_out(db, [row["n"]])
-    return True
+def strike(db: Connection, layout: Layout, found: Survey) -> None:
+    """Delete the rows of files that lack a dependency, or that only others could use.
+
+    Call it only if every file could be read.
+    """
+    query = (
+        "SELECT DISTINCT entry FROM dependencies WHERE dependency NOT IN (SELECT id FROM entries)"
+    )
+    lacking = [n for (n,) in db.execute(query).fetchall()]
+    removal.take_out(db, lacking)
+    only_dependencies = "SELECT n FROM entries WHERE tree = ?"
+    unneeded = [n for (n,) in db.execute(only_dependencies, (NO_TREE,)).fetchall()]
+    for n in unneeded:
+        removal.release(db, n)
+    query = "DELETE FROM entries WHERE n = ? AND removed = ? RETURNING id"
+    gone = [(n, DEAD) for n in (*lacking, *unneeded)]
+    for key in [key for pair in gone for (key,) in db.execute(query, pair).fetchall()]:
+        _log.warning("%s is no entry, and none depends on it", key)
+        path = layout.path(key)
+        found.rejected.append(Examined(path, stamp(path)))
 
 
-def bytes_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a directory."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(_size(file) or 0 for file in files)
+def suspects(db: Connection, layout: Layout) -> list[Row]:
+    """Return rows whose file is missing or of another size, or that this build cannot read."""
+    known = known_needs()
+    query = """
+        SELECT e.*, coalesce(t.needs, '') AS needs FROM entries e
+        LEFT JOIN trees t ON t.id = -e.tree WHERE e.removed != 2
+    """
+    return [
+        row
+        for row in db.execute(query).fetchall()
+        if not (row["pinned"] or known.issuperset(str(row["needs"]).split()))
+        or (is_file_id(row["id"]) and size_of(layout.path(row["id"])) != row["size"])
+    ]
 
 
-def _size(path: Path) -> int | None:
+def judge(layout: Layout, row: Row) -> Examined | None:
+    """Read the file of a suspect row, every byte; ``None`` if it cannot be read now."""
+    try:
+        return examine_key(layout, row["id"])
+    except OSError as exc:
+        _log.warning("%s cannot be read and stays: %s", row["id"], exc)
+        return None
+
+
+def settle(db: Connection, layout: Layout, row: Row, file: Examined, found: Survey) -> None:
+    """Correct the row of a sound file that this build can read; take out any other."""
+    now = db.execute("SELECT * FROM entries WHERE n = ?", (row["n"],)).fetchone()
+    if now is None or tuple(now) != tuple(row)[: len(now)]:
+        return
+    if file.stamp is not None and not file.unchanged:
+        return
+    if file.problem is None and file.description is None:
+        listing.retain(db, row["id"], file.size)
+    elif file.description is not None and _usable(row, file):
+        found.unplaced += listing.relist(db, layout, now, file.description)
+    else:
+        removal.take_out(db, [row["n"], *entries.dependents(db, row["n"])])
+
+
+def _usable(row: Row, file: Examined) -> bool:
+    assert file.description is not None
+    return bool(row["pinned"]) or known_needs().issuperset(file.description.needs.split())
+
+
+def size_of(path: Path) -> int | None:
+    """Return the bytes of a file; ``None`` if there is none."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return None
 
 
-def remake(db: Connection, layout: Layout) -> list[Path]:
-    """Empty the index and enter every file anew; those that cannot be.
-
-    What no file tells (pins, uses, what was taken out) is carried over by id.
-    """
-    query = "SELECT created, used, uses, pinned, removed, id FROM entries"
-    known = db.execute(query).fetchall()
-    for table in ("entries", "nodes", "trees", "stands"):
-        db.execute(f"DELETE FROM {table}")
-    rejected, unread = enter_files(db, layout)
-    for *values, removed, key in known:
-        rows.keep(db, key, *values)
-        if removed in (rows.HELD, rows.DEAD):
-            query = "SELECT n FROM entries WHERE id = ?"
-            rows.take_out(db, [n for (n,) in db.execute(query, (key,)).fetchall()])
-    return rejected + unread
-
-
-def differences(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Where index and files differ, as (which, what)."""
-    for (problem,) in db.execute("PRAGMA quick_check").fetchall():
-        if problem != "ok":
-            yield "index", problem
-    listed = dict(db.execute("SELECT id, size FROM entries WHERE removed < 2").fetchall())
-    dying = {key for (key,) in db.execute("SELECT id FROM entries WHERE removed = 2").fetchall()}
-    for key in [key for key in listed if not is_file_id(key)]:
-        del listed[key]
-        yield "index", f"the id {str(key)[:80]!r}, expected 64 hex digits; gc takes it out"
-    for key, size in sorted(listed.items()):
-        found = _size(layout.path(key))
-        if found != size:
-            yield key, f"{'no file' if found is None else f'{found} bytes'}, expected {size} bytes"
-    query = "SELECT e.id, base FROM stands JOIN entries e ON e.n = entry ORDER BY e.id, base"
-    for key, base in db.execute(query).fetchall():
-        if base not in listed:
-            yield key, f"stands on {base}, which is not there"
-    for path in layout.files():
-        if not _in_place(layout, path) or path.stem not in listed.keys() | dying:
-            yield str(path), "stands in no index; gc enters it, or removes it if it is no entry"
-    for path in layout.abandoned():
-        yield str(path), "left by a writer that died; gc removes it"
-    query = """
-        SELECT e.id FROM entries e LEFT JOIN nodes n ON n.id = e.node
-        WHERE e.removed = 0 AND n.depth IS NOT e.tokens AND e.tokens > 0
-    """
-    for (key,) in db.execute(query).fetchall():
-        yield key, "cannot be found by its tokens; reindex enters it anew"
-    query = """
-        SELECT count(*) FROM nodes n WHERE NOT EXISTS (SELECT 1 FROM entries WHERE node = n.id)
-        AND (SELECT count(*) FROM nodes c WHERE c.parent = n.id) < 2
-    """
-    if count := db.execute(query).fetchone()[0]:
-        yield "index", f"{count} nodes lead nowhere; reindex makes it again"
+def bytes_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a directory."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(size_of(file) or 0 for file in files)

@@ -1,9 +1,9 @@
-"""From a prompt to the entry that covers most of it, and to its live cache."""
+"""Find the entry that covers most of a prompt, and load its live cache."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vkv.errors import (
@@ -15,11 +15,12 @@ from vkv.errors import (
     VkvError,
 )
 from vkv.format.document import open_document
-from vkv.store.local import entries as rows
-from vkv.store.local import lookup
+from vkv.store.local import entries, lookup
+from vkv.store.local.file_check import damage
 from vkv.store.local.index import Index
-from vkv.store.local.ingest import bases
-from vkv.store.local.prefix_tree import DamagedError
+from vkv.store.local.ingest import dependency_paths
+from vkv.store.local.prefix_tree import DamagedEntryError
+from vkv.store.local.repair import discard, put_aside, repair
 from vkv.store.results import Entry, Found, Hit
 
 if TYPE_CHECKING:
@@ -27,37 +28,81 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vkv.store")
 
+#: Entries that one search tries to load or correct before it gives up.
+MAX_TRIES = 16
+#: Seconds that an answer waits for the lock to take out, or correct, what is wrong.
+PATIENCE = 0.25
+
+
+@dataclass(slots=True)
+class Search:
+    """Find entries for one prompt, each at most once.
+
+    Attributes:
+        index: Of the store.
+        tokens: Little-endian u32, the whole prompt.
+        owner: Id of the model.
+        excluded: Numbers of entries that could not be used.
+        corrected: Numbers of entries that were entered anew once.
+    """
+
+    index: Index
+    tokens: bytes
+    owner: bytes
+    excluded: set[int] = field(default_factory=set)
+    corrected: set[int] = field(default_factory=set)
+
+    def next(self) -> tuple[int, Found] | None:
+        """Return number and entry of the longest prefix among those not excluded.
+
+        The last token is never covered: it gives the logits.
+        """
+        while len(self.excluded) < MAX_TRIES:
+            try:
+                return self._best()
+            except DamagedEntryError as exc:
+                self._correct(exc.row["n"], exc.row["id"], exc)
+            except OSError as exc:  # not allowed, or too many open files: no reason to drop it
+                _log.warning("a prompt cannot be searched for: %s", exc)
+                return None
+        return None
+
+    def _best(self) -> tuple[int, Found] | None:
+        with self.index.read() as db:
+            prompt = lookup.but_last(self.tokens)
+            excluded = frozenset(self.excluded)
+            match = lookup.longest(db, self.index.layout, self.owner, prompt, excluded)
+            if match is None:
+                return None
+            row, count = match
+            return row["n"], Found(entries.by_number(db, self.index.layout, row["n"]), count)
+
+    def _correct(self, number: int, key: str, reason: Exception) -> None:
+        """Enter an entry anew, once; leave it out if that does not help."""
+        again = number in self.corrected
+        self.corrected.add(number)
+        if again or not repair(self.index, key, reason, patience=PATIENCE):
+            self.excluded.add(number)
+
+    def another_file(self, number: int, entry: Entry) -> None:
+        """Deal with an entry whose file is not the one that the index names."""
+        self._correct(number, entry.id, VkvError("the file is another one"))
+
 
 def find(index: Index, tokens: bytes, owner: bytes) -> Found | None:
-    """The entry that covers most of ``tokens``, but not the last of them.
+    """Return the entry that covers most of ``tokens``, but not the last of them.
 
     Args:
         index: Of the store.
         tokens: Little-endian u32, the whole prompt.
         owner: Id of the model.
     """
-    mended: set[int] = set()
-    while True:
-        try:
-            with index.read() as db:
-                match = lookup.longest(db, index.layout, owner, lookup.but_last(tokens))
-                if match is None:
-                    return None
-                row, count = match
-                return Found(rows.by_number(db, index.layout, row["n"]), count)
-        except DamagedError as exc:
-            if (n := exc.row["n"]) in mended:
-                raise VkvError(f"entry {n} cannot be mended; {rows.HINT}") from exc
-            mended.add(n)
-            if not _mend(index, "n", n, exc):
-                return None
-        except OSError as exc:  # not allowed, or too many open files: no reason to drop it
-            _log.warning("a prompt cannot be searched for: %s", exc)
-            return None
+    match = Search(index, tokens, owner).next()
+    return None if match is None else match[1]
 
 
 def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: LiveForm) -> Hit | None:
-    """The same as a live cache; a damaged entry is taken out and the next best tried.
+    """Load the longest stored prefix; where an entry cannot serve, the next best is tried.
 
     Args:
         index: Of the store.
@@ -66,34 +111,25 @@ def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: LiveForm) -
         model: The model itself, to be compared with the file, or ``None``.
         live: As ``vkv.load`` takes it.
     """
-    ids = memoryview(tokens).cast("I").tolist()
-    wrong: set[str] = set()
-    while (found := find(index, tokens, owner)) is not None:
+    search, ids = Search(index, tokens, owner), memoryview(tokens).cast("I").tolist()
+    while (match := search.next()) is not None:
+        number, found = match
         try:
-            if not _same(found.entry, owner):
-                if found.entry.id in wrong or not _mend(
-                    index, "id", found.entry.id, VkvError("the file is another one")
-                ):
-                    return None
-                wrong.add(found.entry.id)
+            if not _is_named(found.entry, owner):
+                search.another_file(number, found.entry)
                 continue
             hit = _load(index, found, ids, model, live)
-        except (MismatchError, UnsupportedError, CacheError) as exc:
-            _log.warning("%s cannot be used: %s", found.entry.id, exc)
-            return None
         except (VkvError, OSError) as exc:
-            damaged = _damaged(index, found.entry, exc)
-            if not damaged or not all(discard(index, key, why) for key, why in damaged):
-                _log.warning("%s cannot be read: %s", found.entry.id, exc)
-                return None
+            search.excluded.add(number)
+            _deal_with(index, found.entry, exc)
         else:
-            _touch(index, found.entry)
+            index.note_use(found.entry.id)
             return hit
     return None
 
 
-def _same(entry: Entry, owner: bytes) -> bool:
-    """Whether a file is the one that the index says, and of the model asked for."""
+def _is_named(entry: Entry, owner: bytes) -> bool:
+    """Return whether a file is the one that the index names, and of the model asked for."""
     with open_document(entry.path) as document:
         model = document.header.model
         return document.id == entry.id and model is not None and model.id == owner
@@ -102,75 +138,31 @@ def _same(entry: Entry, owner: bytes) -> bool:
 def _load(index: Index, found: Found, tokens: list[int], model: Any, live: LiveForm) -> Hit:
     from vkv.caches.loading.load import load
 
-    prompt = load(
-        found.entry.path, model=model, live=live, search_paths=bases(index.layout, found.entry)
-    )
+    paths = dependency_paths(index.layout, found.entry)
+    prompt = load(found.entry.path, model=model, live=live, search_paths=paths)
     rest = prompt.resume(tokens)
     return Hit(found.entry, prompt.cache, len(tokens) - len(rest), rest)
 
 
-def _damaged(
-    index: Index, entry: Entry, reason: VkvError | OSError
-) -> list[tuple[str, VkvError | OSError]]:
-    """Which files make an entry unreadable, and what is wrong with each.
+def _deal_with(index: Index, entry: Entry, reason: VkvError | OSError) -> None:
+    """Take out damaged files; put aside an entry that is sound but breaks a rule.
 
-    All their bytes are looked at: too little memory, or too many open files, must not
-    cost an entry.
+    All bytes are compared first: too little memory, or too many open files, must not
+    cost an entry. One that does not fit this model, or needs a newer build, stays.
     """
-    found = [(key, _damage(index.layout.path(key))) for key in (entry.id, *entry.files)]
-    damaged = [(key, damage) for key, damage in found if damage is not None]
-    sure = isinstance(reason, HeaderError | CodecError)
-    return damaged or ([(entry.id, reason)] if sure else [])
+    if isinstance(reason, MismatchError | UnsupportedError):
+        _log.warning("%s cannot be used: %s", entry.id, reason)
+        return
+    files = {k: damage(index.layout.path(k)) for k in (entry.id, *entry.dependencies)}
+    broken = {key: file for key, file in files.items() if file.problem is not None}
+    for key, file in broken.items():
+        discard(index, file, key, patience=PATIENCE)
+    if not broken and _is_rule(reason):
+        put_aside(index, files[entry.id], entry.id, reason, patience=PATIENCE)
+    elif not broken:
+        _log.warning("%s cannot be read: %s", entry.id, reason)
 
 
-def _damage(path: Path) -> VkvError | OSError | None:
-    try:
-        with open_document(path) as document:
-            document.check_all()
-    except (VkvError, FileNotFoundError) as exc:
-        return exc
-    except OSError:
-        return None
-    return None
-
-
-def _mend(index: Index, column: str, value: int | str, reason: Exception) -> bool:
-    """Enter the file of a damaged row anew; if it is damaged itself, take it out.
-
-    Returns:
-        As ``discard``.
-    """
-    try:
-        with index.write() as db:
-            row = db.execute(f"SELECT * FROM entries WHERE {column} = ?", (value,)).fetchone()
-            if row is not None and rows.mend(db, index.layout, row) is None:
-                rows.drop(db, row, reason)
-    except (VkvError, OSError):  # a store that can only be read
-        return False
-    return True
-
-
-def _touch(index: Index, entry: Entry) -> None:
-    try:
-        with index.write() as db:
-            rows.touch(db, entry.id)
-    except (VkvError, OSError) as exc:  # a store that can only be read
-        _log.debug("the use of %s is not noted: %s", entry.id, exc)
-
-
-def discard(index: Index, key: str, reason: Exception) -> bool:
-    """Take out an entry whose file is damaged or gone.
-
-    Returns:
-        Whether it could be taken out, so that a new search finds another.
-    """
-    gone = isinstance(reason.__cause__ or reason, FileNotFoundError)
-    try:
-        with index.write() as db:
-            query = "SELECT * FROM entries WHERE id = ? AND removed < 2"
-            row = db.execute(query, (key,)).fetchone()
-            if row is not None and not (gone and index.layout.path(key).exists()):
-                rows.drop(db, row, reason)
-    except (VkvError, OSError):  # a store that can only be read
-        return False
-    return True
+def _is_rule(reason: VkvError | OSError) -> bool:
+    """Return whether an error is about the content of a file, and the same at every load."""
+    return isinstance(reason, CacheError | HeaderError | CodecError) and reason.rule != "L8"

@@ -1,18 +1,20 @@
-"""What the index says of a file, taken from its header. Needs neither MLX nor the codecs."""
+"""Summarize a file for the index, from its header. Needs neither MLX nor the codecs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
 
-from vkv.errors import CacheError, DigestError
+from vkv.errors import CacheError, DigestError, VkvError
 from vkv.format import container_write, header
-from vkv.format.document import Document, open_document
+from vkv.format.document import Document
 from vkv.format.header import KNOWN_NEEDS, MAJOR
 from vkv.format.info import of_document
 from vkv.format.kinds import shortest
+from vkv.format.layer_rules import check_cache, check_layers
 from vkv.format.layers import external_references, segments
 from vkv.format.schema import Header, Layer, Model
 from vkv.sources.local import FileSource
@@ -22,10 +24,24 @@ from vkv.tools.inline import whole
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The columns of an entry that follow from its file, and its tokens.
+    """Hold the columns of an entry that follow from its file, and its tokens.
 
-    ``bases`` are the ids of the files it stands on. ``content`` is the id that the file
-    would have if it held all it refers to: of two with the same, one is enough.
+    Attributes:
+        key: Its id.
+        size: Bytes of the file.
+        model: Id of the model.
+        label: A name of that model for people.
+        codec: Codec of keys and values, or of each.
+        name: Metadata ``name``.
+        tags: Metadata ``tags``, split at commas.
+        needs: All that a reader of the file must know.
+        trims: Whether its caches can drop their last tokens.
+        tokens: Token ids, little-endian u32.
+        digest: BLAKE3 of them.
+        tokens_at: Their offset in the file, in bytes.
+        dependencies: Ids of the files that this one depends on.
+        content: The id that the file would have if it depended on none: of two files
+            with the same content, one is enough.
     """
 
     key: str
@@ -33,12 +49,14 @@ class Description:
     model: bytes
     label: str
     codec: str
+    name: str
+    tags: tuple[str, ...]
     needs: str
     trims: bool
     tokens: bytes
     digest: bytes
     tokens_at: int
-    bases: tuple[str, ...]
+    dependencies: tuple[str, ...]
     content: bytes
 
     @property
@@ -47,28 +65,25 @@ class Description:
 
 
 def is_entry(document: Document) -> bool:
-    """Whether a prompt can be matched to a file; others only serve to stand on."""
+    """Return whether a prompt can be matched to a file; others can only be depended on."""
     return document.header.model is not None and document.header.tokens is not None
 
 
-def describe(path: Path) -> Description:
-    """Describe a file.
+def describe(document: Document) -> Description:
+    """Summarize an open file, after checking all rules on its header.
 
     Raises:
-        VkvError: It is damaged, newer than this build, or of no use to a store:
-            it names no model or holds no tokens.
-        OSError: It cannot be opened.
+        VkvError: It breaks a rule, or is of no use to a store: it names no model or
+            holds no tokens.
     """
-    with open_document(path) as document:
-        return of(document)
+    from vkv.identity.heads import check_heads  # brings NumPy
 
-
-def of(document: Document) -> Description:
-    """Describe an open document; raises as ``describe``."""
     head = document.header
     if head.model is None or head.tokens is None:
         lacking = "names no model" if head.model is None else "holds no token ids"
         raise CacheError(f"the file {lacking}, so no prompt can be matched", at=document.name)
+    for check in (check_cache, check_layers, check_heads):
+        check(head)
     info = of_document(document)
     names = info.codecs
     same = names["keys"] == names["values"]
@@ -78,31 +93,56 @@ def of(document: Document) -> Description:
         model=head.model.id,
         label=label_of(head.metadata.get("model", ""), head.model),
         codec=names["keys"] if same else f"keys {names['keys']}, values {names['values']}",
+        name=head.metadata.get("name", ""),
+        tags=tags_of(head.metadata.get("tags", "")),
         needs=needs_of(head),
         trims=trims(head.layers),
         digest=head.tokens.digest,
         tokens=document.read(head.tokens.tensor),
         tokens_at=document.entries[head.tokens.tensor].start,
-        bases=tuple(external_references(head)),
+        dependencies=tuple(external_references(head)),
         content=container_write.digest(header.dump(whole(head))),
     )
 
 
+def with_names(
+    metadata: Mapping[str, str] | None, name: str | None, tags: Iterable[str]
+) -> dict[str, str]:
+    """Return metadata with a name and tags for people, where they are given.
+
+    Raises:
+        VkvError: A tag holds a comma.
+    """
+    found, words = dict(metadata or {}), list(tags)
+    if wrong := [tag for tag in words if "," in tag or not tag.strip()]:
+        raise VkvError(f"tag {wrong[0]!r}, expected a word without commas")
+    if name is not None:
+        found["name"] = name
+    if words:
+        found["tags"] = ",".join(tags_of(",".join(words)))
+    return found
+
+
+def tags_of(text: str) -> tuple[str, ...]:
+    """Split ``"a, b"`` into tags: sorted, each once, none empty."""
+    return tuple(sorted({tag.strip() for tag in text.split(",")} - {""}))
+
+
 def label_of(name: str, model: Model) -> str:
-    """A model's name for people: the last part of it, else its type and the start of its id."""
+    """Return a model's name for people: its last part, else its type and the start of its id."""
     last = name.rstrip("/").rpartition("/")[2]
     return last or f"{model.type} {model.id.hex()[:8]}"
 
 
 def needs_of(head: Header) -> str:
-    """``+rope affine@1 raw@1 vkv@1``: all that a reader of the file must know."""
+    """Return all that a reader of the file must know, like ``+rope affine@1 raw@1 vkv@1``."""
     codecs = {f"{s.codec}@{s.version}" for _, _, _, s in segments(head)}
     features = {f"+{name}" for name in head.needs}
     return " ".join(sorted({f"vkv@{head.version.partition('.')[0]}", *codecs, *features}))
 
 
 def known_needs() -> set[str]:
-    """All that this build knows, in the same words. Brings MLX."""
+    """Return all that this build knows, in the same words. Imports MLX."""
     from vkv.codecs.registry import CODECS
 
     codecs = {f"{name}@{version}" for name, version in CODECS}
@@ -115,7 +155,7 @@ def trims(layers: tuple[Layer, ...]) -> bool:
 
 
 def read_tokens(path: Path, start: int, count: int, digest: bytes) -> bytes:
-    """The token bytes of a file whose description is known.
+    """Return the token bytes of a file whose description is known.
 
     Raises:
         DigestError: They are not those that were described.

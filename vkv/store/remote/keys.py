@@ -1,4 +1,4 @@
-"""Names under which a remote keeps entries, so that names alone find the longest prefix.
+"""Name the entries of a remote, so that names alone find the longest prefix.
 
 A prompt is cut at fixed lengths, the *bounds*; the prefix up to each has a hash that
 continues the one before it. An entry that can be trimmed stands under the hash of each
@@ -29,7 +29,7 @@ _WHOLE = re.compile("(?P<count>[0-9]{1,9})-(?P<hash>[0-9a-f]{32})-(?P<id>[0-9a-f
 
 
 def bounds(count: int) -> list[int]:
-    """Bounds up to ``count`` tokens: every 32, and from 512 eight for each doubling.
+    """Return the bounds up to ``count`` tokens: every 32, and from 512 eight for each doubling.
 
     So the number of names grows with the logarithm: 76 for 100,000 tokens.
     """
@@ -41,7 +41,7 @@ def bounds(count: int) -> list[int]:
 
 
 def chain(model: bytes, tokens: bytes) -> list[str]:
-    """The hash at each bound of ``tokens`` (little-endian u32), for a model."""
+    """Return the hash at each bound of ``tokens`` (little-endian u32), for a model."""
     state = blake3(_SEED + model).digest()
     found, start = [], 0
     for bound in bounds(len(tokens) // WIDTH):
@@ -52,23 +52,23 @@ def chain(model: bytes, tokens: bytes) -> list[str]:
 
 
 def whole(model: bytes, tokens: bytes) -> str:
-    """The hash of all ``tokens``, for a model."""
+    """Return the hash of all ``tokens``, for a model."""
     return blake3(_SEED + model + tokens).digest()[:_HASH].hex()
 
 
 def names(what: Description) -> list[str]:
-    """The key objects of an entry."""
-    place = what.model.hex()[:16]
+    """Return the names of the key objects of an entry."""
+    folder = what.model.hex()[:16]
     if not what.trims:
         own = whole(what.model, what.tokens)
-        return [f"exact/{place}/{what.count}-{own}-{what.key}"]
-    return [f"keys/{place}/{x}/{what.count}-{what.key}" for x in chain(what.model, what.tokens)]
+        return [f"exact/{folder}/{what.count}-{own}-{what.key}"]
+    return [f"keys/{folder}/{x}/{what.count}-{what.key}" for x in chain(what.model, what.tokens)]
 
 
-def last_yes(asks: Callable[[int], bool], low: int, high: int, pool: Executor, ways: int) -> int:
-    """The largest ``n`` up to ``high`` for which ``asks(n)``, which is yes up to it.
+def last_yes(asks: Callable[[int], bool], low: int, high: int, pool: Executor, parts: int) -> int:
+    """Return the largest ``n`` up to ``high`` for which ``asks(n)``, which is yes up to it.
 
-    Asks ``ways`` questions at a time: each round leaves one part of so many. The first
+    Asks ``parts`` questions at a time: each round leaves one part of so many. The first
     is the next number, so that one round is enough where the answer is ``low``.
 
     Args:
@@ -76,11 +76,11 @@ def last_yes(asks: Callable[[int], bool], low: int, high: int, pool: Executor, w
         low: Known to be a yes.
         high: The largest possible.
         pool: Where the questions run.
-        ways: How many at a time, at least 2.
+        parts: Questions at a time, at least 2.
     """
     while low < high:
-        step = (high - low) / ways
-        probes = sorted({min(high, low + 1 + int(step * i)) for i in range(ways)})
+        step = (high - low) / parts
+        probes = sorted({min(high, low + 1 + int(step * i)) for i in range(parts)})
         answers = list(pool.map(asks, probes))
         yes = [probe for probe, answer in zip(probes, answers, strict=True) if answer]
         no = [probe for probe in probes if probe > (yes[-1] if yes else low)]
@@ -91,7 +91,7 @@ def last_yes(asks: Callable[[int], bool], low: int, high: int, pool: Executor, w
 def whole_prefixes(
     listed: list[str], model: bytes, tokens: bytes, longer_than: int
 ) -> Iterator[tuple[int, str]]:
-    """Entries of names ``count-hash-id`` that are prefixes of ``tokens``, longest first."""
+    """Yield entries of names ``count-hash-id`` that are prefixes of ``tokens``, longest first."""
     found = [match for name in listed if (match := _WHOLE.fullmatch(name))]
     top = len(tokens) // WIDTH
     for match in sorted(found, key=lambda m: int(m["count"]), reverse=True):
@@ -101,6 +101,6 @@ def whole_prefixes(
 
 
 def entry(name: str) -> tuple[int, str] | None:
-    """Tokens and id of a name ``count-id``, or ``None`` if it is something else."""
+    """Return tokens and id of a name ``count-id``, or ``None`` for another name."""
     match = _ENTRY.fullmatch(name)
     return match and (int(match["count"]), match["id"])

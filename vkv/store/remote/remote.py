@@ -1,59 +1,46 @@
-"""A store on another machine: a directory behind any URL that fsspec can write.
-
-::
-
-    url/objects/ab/abcd….vkv                     one file an entry, named by its id
-    url/keys/MODEL/HASH/TOKENS-ID                empty; one for each bound of its tokens
-    url/exact/MODEL/TOKENS-HASH-ID               empty; instead, if it cannot be trimmed
-
-There is no index: names are enough, so any number of machines may write without a
-lock (``spec/decisions/0006-remote-layout.md``).
-"""
+"""Push, pull and find entries on another machine."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from vkv._atomic import repeated
-from vkv.errors import CacheError, VkvError
+from vkv.errors import VkvError
 from vkv.format.dependencies import SearchPath, resolver_for
 from vkv.format.document import Document, open_document
-from vkv.format.file_id import is_file_id
 from vkv.format.layers import external_references
-from vkv.sources.backend_errors import naming
-from vkv.sources.objects import filesystem
-from vkv.sources.urls import is_url, shown
-from vkv.store.local import summary as describe
+from vkv.sources.urls import shown
 from vkv.store.local.layout import SUFFIX
 from vkv.store.local.lookup import but_last
-from vkv.store.remote import keys, transfer
-from vkv.store.remote import remote_search as seek
+from vkv.store.local.summary import describe, is_entry
+from vkv.store.remote import keys, remote_search, transfer
+from vkv.store.remote.objects import RemoteObjects, object_name
 from vkv.store.remote.remote_search import Match
 from vkv.store.remote.transfer import Progress
 
 
 class Remote:
-    """Entries behind a URL, pushed, pulled and found by their tokens.
+    """Push, pull and find entries behind a URL.
 
     Args:
         url: A directory: ``s3://bucket/prompts``, ``gs://…``, ``hf://…``,
             ``file://…``; by ``http(s)://`` entries can be pulled and not found or pushed.
+
+    Attributes:
+        url: The same, without a slash at its end.
+        objects: The objects behind it.
 
     Raises:
         VkvError: No URL, an unknown scheme, or a package is missing.
     """
 
     def __init__(self, url: str):
-        if not is_url(url):
-            raise VkvError(f"{url!r} is no URL, expected one like s3://bucket/prompts")
-        self.url = url.rstrip("/")
-        self._files, root = filesystem(self.url)
-        self._root = root.rstrip("/")
-        self._web = self.url.lower().startswith(("http://", "https://"))
+        self.objects = RemoteObjects(url)
+        self.url = self.objects.url
 
     def __repr__(self) -> str:
         return f"<Remote {shown(self.url)!r}>"
@@ -65,44 +52,43 @@ class Remote:
         search_paths: Iterable[SearchPath] | None = None,
         progress: Progress | None = None,
     ) -> str:
-        """Store a file, after those that it stands on; its id.
+        """Store a file, after its dependencies, and return its id.
 
-        What is there already is not sent again. A file that has the bytes is named by
-        each that needs them (H11), so what a base itself stands on is not sent for it: a
-        base can be found by tokens only if all of that comes along too.
+        Files that are there already are not sent again. A file with the bytes is named by
+        each that needs them (H11), so the dependencies of a dependency are not sent for it:
+        it can be found by tokens only if all of those come along too.
 
         Args:
             path: A local ``.vkv`` file. One without model or token ids is stored too,
                 and is found by its id alone.
-            search_paths: Where the files it depends on are looked for, as in ``vkv.load``.
+            search_paths: Files and folders with its dependencies, as in ``vkv.load``.
             progress: Called with (bytes done, bytes in all).
 
         Raises:
-            VkvError: A file is damaged, stands on one that is missing, or did not
+            VkvError: A file is damaged, a dependency is missing, or a file did not
                 arrive as it was sent.
             OSError: It cannot be read, or the remote cannot be written.
         """
-        self._writable()
+        self.objects.check_writable()
         with open_document(os.fspath(path)) as document:
-            sent = [_checked(document, os.fspath(path))]
+            files = [_checked(document, os.fspath(path))]
             resolver = resolver_for(document, search_paths)
-            for base in external_references(document.header):
-                with resolver.open(base) as other:
-                    sent.insert(0, _checked(other, other.name))
-        for file in sent:
+            for key in external_references(document.header):
+                with resolver.open(key) as dependency:
+                    files.insert(0, _checked(dependency, dependency.name))
+        for file in files:
             self._send(file, progress)
-        there = {file.key for file in sent}
-        self._make([name for file in sent if file.bases <= there for name in file.names])
-        return sent[-1].key
+        sent = {file.key for file in files}
+        self.objects.make_empty([n for f in files if f.dependencies <= sent for n in f.names])
+        return files[-1].key
 
     def _send(self, file: _File, progress: Progress | None) -> None:
-        if self.holds(file.key, file.size):
+        if self.objects.holds(file.key, file.size):
             return
         target = object_name(file.key)
-        url = self._at(target)
-        transfer.upload(self._files, Path(file.path), self._root, target, url, progress)
-        if not self.holds(file.key, file.size):
-            raise VkvError("it did not arrive as it was sent", at=shown(url))
+        self.objects.upload(Path(file.path), target, progress)
+        if not self.objects.holds(file.key, file.size):
+            raise VkvError("it did not arrive as it was sent", at=shown(self.objects.at(target)))
 
     def pull(
         self,
@@ -111,11 +97,11 @@ class Remote:
         *,
         progress: Progress | None = None,
     ) -> Path:
-        """Fetch a file, and beside it those that it stands on, named by their ids.
+        """Fetch a file and, beside it, its dependencies, named by their ids.
 
         Each is checked by id and digests before it takes its name. What an interrupted
-        transfer left in ``.NAME.ID.vkv-part`` beside it is gone on from. What a base
-        stands on itself is not fetched for it: the file needs none of that (H11).
+        transfer left in ``.NAME.ID.vkv-part`` beside it is continued. The dependencies of
+        a dependency are not fetched: the file needs none of them (H11).
 
         Args:
             key: Its id, or the beginning of one that only it has.
@@ -131,16 +117,23 @@ class Remote:
         path = path / f"{key}{SUFFIX}" if path.is_dir() else path
         with self.open(key) as document:
             transfer.expect(document, key)
-            for base in external_references(document.header):
-                own = path.with_name(f"{base}{SUFFIX}")
-                if not _is_file(own, base):
-                    with self.open(base) as other:
-                        _download(other, base, own, progress)
+            for needed in external_references(document.header):
+                target = path.with_name(f"{needed}{SUFFIX}")
+                if not _is_file(target, needed):
+                    with self.open(needed) as dependency:
+                        _download(dependency, needed, target, progress)
             _download(document, key, path, progress)
         return path
 
-    def find(self, tokens: Any, *, model: Any, longer_than: int = 0) -> Match | None:
-        """The longest stored prefix of a prompt.
+    def find(
+        self,
+        tokens: Any,
+        *,
+        model: Any,
+        longer_than: int = 0,
+        refused: Iterable[str] = (),
+    ) -> Match | None:
+        """Find the longest stored prefix of a prompt.
 
         Asks for names, then reads header and tokens of the best entry. An entry is
         found by the bounds of its tokens (``vkv.store.remote.keys``): one that shares more
@@ -150,6 +143,7 @@ class Remote:
             tokens: The whole prompt, ``(T,)`` or ``(1, T)``.
             model: The model, or its id (bytes or hex).
             longer_than: Only longer prefixes matter.
+            refused: Ids that are left out.
 
         Raises:
             VkvError: The remote cannot be listed.
@@ -157,107 +151,34 @@ class Remote:
         """
         from vkv import identity
 
-        self.listable()
-        data = but_last(identity.token_bytes(tokens))
-        return seek.longest(self, data, identity.model_id(model), longer_than)
+        self.objects.check_listable()
+        data, owner = but_last(identity.token_bytes(tokens)), identity.model_id(model)
+        return remote_search.longest(self.objects, data, owner, longer_than, frozenset(refused))
 
     def ls(self) -> list[tuple[str, int]]:
-        """Id and size of every file.
+        """Return id and size of every file.
 
         Raises:
             VkvError: http has no listings.
             OSError: The remote cannot be listed.
         """
-        self.listable()
-        with naming(self.url):
-            found = self._files.find(f"{self._root}/objects", detail=True)
-        named = [(PurePosixPath(path).stem, int(info["size"])) for path, info in found.items()]
-        return sorted((key, size) for key, size in named if is_file_id(key))
+        return self.objects.sizes()
 
     def full_id(self, start: str) -> str:
-        """The id that begins with ``start``.
+        """Return the id that begins with ``start``.
 
         Raises:
             VkvError: None does, or several do.
         """
-        if is_file_id(start):
-            return start
-        found = []
-        if len(start) >= 4 and not set(start) - set("0123456789abcdef"):
-            found = [n.removesuffix(SUFFIX) for n in self.names(f"objects/{start[:2]}")]
-            found = [name for name in found if name.startswith(start) and is_file_id(name)]
-        if len(found) != 1:
-            few = "no file" if not found else f"{len(found)} files"
-            raise VkvError(f"{few} with an id that begins with {start!r}", at=shown(self.url))
-        return found[0]
+        return self.objects.full_id(start)
 
     def open(self, key: str) -> Document:
-        """The file with id ``key``, to be read by range; whether it has that id is not checked."""
-        return open_document(self._at(object_name(key)))
-
-    def _at(self, name: str) -> str:
-        return f"{self.url}/{name}"
+        """Open the file with id ``key`` for reading by range; that id is not checked."""
+        return self.objects.open(key)
 
     def holds(self, key: str, size: int) -> bool:
-        """Whether the file with id ``key``, of so many bytes, is there."""
-        try:
-            with self.open(key) as document:
-                return (document.id, document.size) == (key, size)
-        except (VkvError, FileNotFoundError):
-            return False
-
-    def has(self, name: str) -> bool:
-        """Whether there is an object, or a folder, ``name``."""
-        try:
-            with naming(self._at(name)):
-                self._files.info(f"{self._root}/{name}")
-        except FileNotFoundError:
-            return False
-        return True
-
-    def names(self, folder: str) -> list[str]:
-        """Names in a folder; none if there is no such folder."""
-        self.listable()
-        try:
-            with naming(self._at(folder)):
-                found = self._files.find(f"{self._root}/{folder}")
-        except FileNotFoundError:
-            return []
-        return [PurePosixPath(path).name for path in found]
-
-    def _make(self, names: list[str]) -> None:
-        """Make empty objects; those that are there stay."""
-        paths = [f"{self._root}/{name}" for name in names]
-        with naming(self.url):
-            if not transfer.is_flat(self._files):
-                for folder in {os.fspath(PurePosixPath(path).parent) for path in paths}:
-                    self._files.makedirs(folder, exist_ok=True)
-            self._files.pipe(dict.fromkeys(paths, b""))
-
-    def listable(self) -> None:
-        """Refuse a remote where nothing can be found.
-
-        Raises:
-            VkvError: http has no listings.
-            ConnectionError: It has none, and cannot be reached either.
-        """
-        if self._web:
-            self._reach()
-            text = "http has no listings: files are pulled by their whole id"
-            raise VkvError(text, at=shown(self.url))
-
-    def _reach(self) -> None:
-        try:
-            with naming(self.url):
-                self._files.cat_file(self.url, start=0, end=1)
-        except ConnectionError:
-            raise
-        except (OSError, VkvError):  # a server that has no such page
-            return
-
-    def _writable(self) -> None:
-        if self._web:
-            raise VkvError("http can be read and not written", at=shown(self.url))
+        """Return whether the file with id ``key``, of so many bytes, is stored."""
+        return self.objects.holds(key, size)
 
 
 def _is_file(path: Path, key: str) -> bool:
@@ -268,27 +189,22 @@ def _is_file(path: Path, key: str) -> bool:
         return False
 
 
-def object_name(key: str) -> str:
-    """Where the file with id ``key`` stands."""
-    return f"objects/{key[:2]}/{key}{SUFFIX}"
-
-
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file that is to be sent, and what it is found by."""
+    """A file that is to be sent, and the names that it is found by."""
 
     path: str
     key: str
     size: int
-    bases: frozenset[str]
+    dependencies: frozenset[str]
     names: list[str]
 
 
 def _checked(document: Document, path: str) -> _File:
-    """Damage is not passed on."""
+    """Check every byte, so that damage is not passed on."""
     transfer.check(document, document.id)
-    bases = frozenset(external_references(document.header))
-    return _File(path, document.id, document.size, bases, _names(document))
+    needed = frozenset(external_references(document.header))
+    return _File(path, document.id, document.size, needed, _names(document))
 
 
 def _download(document: Document, key: str, path: Path, progress: Progress | None) -> None:
@@ -297,7 +213,5 @@ def _download(document: Document, key: str, path: Path, progress: Progress | Non
 
 
 def _names(document: Document) -> list[str]:
-    try:
-        return keys.names(describe.of(document))
-    except CacheError:  # of no model or tokens: found by its id alone
-        return []
+    """Return the names that a file is found by; one of no model or tokens has only its id."""
+    return keys.names(describe(document)) if is_entry(document) else []

@@ -10,7 +10,7 @@ COMMANDS = {
     "ls": ("store.ls:ls", "List entries."),
     "get": ("store.get:get", "Say which entry has the longest prefix of a prompt."),
     "add": ("store.add:add", "Take copies of .vkv files in."),
-    "export": ("store.export:export", "Write an entry to a file that stands alone."),
+    "export": ("store.export:export", "Write an entry to a file that depends on no other."),
     "rm": ("store.rm:rm", "Remove entries."),
     "pin": ("store.pin:pin", "Exempt entries from eviction."),
     "unpin": ("store.pin:unpin", "Let entries be evicted again."),
@@ -20,7 +20,7 @@ COMMANDS = {
     "push": ("store.remote:push", "Send entries to another machine's store."),
     "pull": ("store.remote:pull", "Take entries of another machine's store in."),
     "ls-remote": ("store.remote:ls_remote", "List what another machine's store has."),
-    "reindex": ("store.reindex:reindex", "Make the index again from the files."),
+    "reindex": ("store.reindex:reindex", "Build a new index from the files."),
 }
 
 

@@ -23,8 +23,8 @@ def add(
 ) -> int:
     """Take copies of .vkv files in, after checking every byte.
 
-    A file must name its model and hold its tokens. What it stands on comes with it. Where
-    the store has the same content already (whole, or standing on other files), the entry is
+    A file must name its model and hold its tokens. Its dependencies come with it. Where
+    the store has the same content already (whole, or depending on other files), the entry is
     that one, with its id.
     """
 

@@ -1,4 +1,4 @@
-"""``vkv store export``: an entry as a file."""
+"""``vkv store export``: write an entry to a file."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from vkv_cli.written import show_written
 @store_option
 @json_option
 def export(key: str, output: Path, store: vkv.PromptStore, as_json: bool) -> None:
-    """Write an entry to FILE, which stands alone; an existing one is replaced in one step."""
+    """Write an entry to FILE, which depends on no other file.
+
+    An existing FILE is replaced in one step.
+    """
     store.export(key, output)
     show_written(vkv.inspect(output), as_json)

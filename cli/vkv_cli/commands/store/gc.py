@@ -1,4 +1,4 @@
-"""``vkv store gc``: make room, and remove what is no use."""
+"""``vkv store gc``: make room, and remove what is of no use."""
 
 from __future__ import annotations
 
@@ -29,20 +29,18 @@ def gc(
     Evicts what was used longest ago, never what is pinned. Whole files that the index
     does not know are entered.
     """
-    found = store.gc(max_bytes=max_bytes, max_age=max_age, min_free=min_free, dry_run=dry_run)
+    done = store.gc(max_bytes=max_bytes, max_age=max_age, min_free=min_free, dry_run=dry_run)
     if as_json:
-        text.echo_json(found.to_dict())
+        text.echo_json(done.to_dict())
         return
-    if found.entries:
-        show(found.entries, False)
-    for path in found.files:
+    if done.entries:
+        show(done.entries, False)
+    for path in done.files:
         click.echo(text.printable(str(path)))
-    files = f", {count(len(found.files), 'other file', 'other files')}" if found.files else ""
+    files = f", {count(len(done.files), 'other file', 'other files')}" if done.files else ""
     words = ("would remove", "free") if dry_run else ("removed", "freed")
-    click.echo(f"{words[0]} {total(found.entries)}{files}; {words[1]} {text.size(found.freed)}")
-    if found.unread:
-        click.echo(f"{count(len(found.unread), 'file', 'files')} could not be read now, and stay")
-    if found.over:
-        click.echo(
-            f"still {text.size(found.over)} over the limit: what is left is pinned or stood on"
-        )
+    click.echo(f"{words[0]} {total(done.entries)}{files}; {words[1]} {text.size(done.freed)}")
+    if done.unread:
+        click.echo(f"{count(len(done.unread), 'file', 'files')} could not be read now, and stay")
+    if done.over:
+        click.echo(f"still {text.size(done.over)} over the limit: the rest is pinned or needed")

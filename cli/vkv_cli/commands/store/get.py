@@ -30,7 +30,7 @@ def get(
     """Say which entry has the longest prefix of a prompt, and how many tokens of it.
 
     The prompt is made as `vkv save` makes it. With -o the entry is written to a file
-    that stands alone, which `vkv generate` goes on from.
+    that depends on no other, which `vkv generate` goes on from.
     """
     messages = words.read()
     model, tokenizer = load_model(choice)

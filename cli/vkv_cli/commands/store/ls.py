@@ -115,6 +115,8 @@ def ls(
     elif found or as_json:
         show(found, as_json)
     if not (quiet or as_json):
-        held = store.stats().held
-        removed = f", and {size_text(held)} of removed ones that others stand on" if held else ""
+        retained = store.stats().retained
+        removed = (
+            f", and {size_text(retained)} of removed ones that others depend on" if retained else ""
+        )
         click.echo(f"{total(found)} in {store.root}{removed}")

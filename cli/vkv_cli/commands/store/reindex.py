@@ -1,4 +1,4 @@
-"""``vkv store reindex``: make the index again."""
+"""``vkv store reindex``: build a new index."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vkv_cli.commands.store.common import count, store_option
 @store_option
 @text.json_option
 def reindex(store: vkv.PromptStore, as_json: bool) -> None:
-    """Make the index again from the files.
+    """Build a new index from the files.
 
-    Pins and times of use, which no file tells, are kept as far as the old index can
+    Pins and times of use, which no file records, are kept as far as the old index can
     be read.
     """
     left = store.reindex()

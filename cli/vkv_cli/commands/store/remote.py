@@ -37,7 +37,7 @@ def push(
     search_paths: list[str] | None,
     as_json: bool,
 ) -> None:
-    """Send entries of this store, or .vkv files, to a remote, with what they stand on.
+    """Send entries of this store, or .vkv files, to a remote, with their dependencies.
 
     What is there already is not sent again. Every byte is checked before it is sent;
     an object appears under its name whole or not at all.
@@ -75,7 +75,7 @@ def push(
 def pull(
     ids: tuple[str, ...], remote: str, store: vkv.PromptStore, output: Path | None, as_json: bool
 ) -> None:
-    """Take entries of a remote into this store, with what they stand on.
+    """Take entries of a remote into this store, with their dependencies.
 
     Each is checked by its id and the digest of every tensor before it is taken in. A
     transfer that was interrupted goes on where it ended.
@@ -97,8 +97,8 @@ def pull(
             same = same_as(there.full_id(key), entry)
             size = text.exact_size(entry.size)
             click.echo(f"{entry.id}: {entry.tokens:,} tokens, {size}{same}")
-            for base in fetched:
-                click.echo(f"  with {base}, which it stands on")
+            for dependency in fetched:
+                click.echo(f"  with {dependency}, which it depends on")
 
 
 @click.command()

@@ -36,6 +36,6 @@ def rm(
         return
     words = ("would remove", "free") if dry_run else ("removed", "freed")
     own = sum(entry.size for entry in found.entries)
-    stays = f"; {text.size(own - found.freed)} stay: others stand on them" * (own > found.freed)
+    stays = f"; {text.size(own - found.freed)} stay: others depend on them" * (own > found.freed)
     freed = f"{words[1]} {text.size(found.freed)}"
     click.echo(f"{words[0]} {total(found.entries)}; {freed}{stays}")

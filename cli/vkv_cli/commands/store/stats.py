@@ -23,7 +23,8 @@ def stats(store: vkv.PromptStore, as_json: bool) -> None:
         ("entries", f"{found.entries:,}, of {found.models:,} models, {found.tokens:,} tokens"),
         ("size", text.exact_size(found.bytes)),
         ("pinned", text.size(found.pinned)),
-        ("removed, but stood on", text.size(found.held)),
+        ("removed, but needed", text.size(found.retained)),
+        ("put aside", text.size(found.quarantined)),
     ]
     for line in text.table(rows):
         click.echo(line)

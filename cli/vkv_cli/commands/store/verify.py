@@ -12,7 +12,7 @@ from vkv_cli.commands.store.common import check_there, count, store_option
 @click.command(epilog="Exit status: 0 all is in order, 1 there are findings.")
 @store_option
 @click.option("--deep", is_flag=True, help="Also decode every tensor.")
-@click.option("--remove", is_flag=True, help="Remove damaged entries, and what stands on them.")
+@click.option("--remove", is_flag=True, help="Remove damaged entries, and what depends on them.")
 @text.json_option
 def verify(store: vkv.PromptStore, deep: bool, remove: bool, as_json: bool) -> int:
     """Check the index against the files, and every byte of every file.
