@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vkv.errors import CacheError, HeaderError
-from vkv.format.layer_rules import check_layer
-from vkv.format.schema import Header, Layer, Model, Segment, Tensor
+from vkv.format.layer_rules import check_layer, check_layers
+from vkv.format.schema import Header, Layer, Model, Segment, Tensor, Tokens
 from vkv.identity.heads import check_heads
 
 
@@ -68,3 +68,35 @@ def test_a_config_is_json_of_some_size(config, rule):
         check_heads(with_config(config, 1))
     assert (caught.value.rule, caught.value.at) == (rule, "model.config")
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("offsets", "tokens", "text"),
+    [
+        ((51, 50, 50), None, "holds 50 tokens, but layers[0] holds 51"),
+        ((0, 50, 51), None, "holds 51 tokens, but layers[1] holds 50"),
+        ((0, 50, 50), None, None),
+        ((0, 0), None, None),
+        ((50, 50), 50, None),
+        ((50, 50), 51, "holds 50 tokens, but there are 51 token ids"),
+        ((0, 50), 0, "holds 50 tokens, but there are 0 token ids"),
+    ],
+)
+def test_all_layers_hold_as_many_tokens(offsets, tokens, text):
+    segment = Segment(codec="raw", version=1, params={"dtype": "F16"}, parts={})
+    layers = []
+    for offset in offsets:
+        tensor = Tensor(dtype="F16", shape=(1, 1, offset, 4), segments=(segment,))
+        tensors = {"keys": tensor, "values": tensor} if offset else {}
+        layers.append(Layer(kind="kv", scalars={"offset": offset}, tensors=tensors))
+    ids = None if tokens is None else Tokens(count=tokens, digest=bytes(32), tensor="t")
+    nested = (layers[0], Layer(kind="list", children=tuple(layers[1:])))
+    for given in (tuple(layers), nested):
+        head = Header(version="1.0", producer="", tokens=ids, layers=given, tensors={})
+        if text is None:
+            check_layers(head)
+            continue
+        with pytest.raises(CacheError) as caught:
+            check_layers(head)
+        assert caught.value.rule == "L6"
+        assert given is nested or caught.value.message == text

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
-from vkv.caches.kinds.live import snapshot
+from vkv.caches.kinds.live import snapshot, visible
 from vkv.codecs.protocol import memory
 
 
@@ -100,7 +100,7 @@ CASES = {
         {},
     ),
     "arrays, nothing in a slot": lambda: (slots((1, 0, 3), (1, 2)), {}),
-    "list": lambda: (CacheList(fill(KVCache(), 9), fill(RotatingKVCache(4, keep=1), 9, 1)), {}),
+    "list": lambda: (CacheList(fill(KVCache(), 10), fill(RotatingKVCache(4, keep=1), 9, 1)), {}),
     "list, nested": lambda: (
         CacheList(CacheList(fill(ChunkedKVCache(8), 3), slots((1, 2))), fill(KVCache(), 3)),
         {},
@@ -138,7 +138,7 @@ def check_same(a, b):
 
 def content(cache):
     """All that a cache consists of, children included."""
-    taken = snapshot(cache)
+    taken = visible(snapshot(cache))  # as a file has it
     values = [value for _, value in sorted(taken.values.items())]
     arrays = [[v.x, [(k.codec, *k.parts.values()) for k in v.encoded]] for v in values]
     inner = [content(c) for c in getattr(cache, "caches", ())]

@@ -18,7 +18,7 @@ from vkv.bench.quality import compare, log_probs
 from vkv.bench.report import Row
 from vkv.bench.run import Bench
 from vkv.bench.timing import Timing, median
-from vkv.caches.kinds.live import snapshot
+from vkv.caches.kinds.live import kind_of, snapshot
 
 #: Settings of veloxquant-mlx's caches, by the name of the row.
 VELOX: dict[str, dict[str, Any]] = {
@@ -34,7 +34,12 @@ def rows(bench: Bench) -> Iterator[Row]:
     yield _mlx_lm(bench, "mlx-lm raw", bench.clone())
     for bits in (4, 8):
         cache = [_quantized(c, bits) for c in bench.clone()]
-        yield _mlx_lm(bench, f"mlx-lm kv-bits {bits}", cache)
+        count = sum(hasattr(c, "bits") for c in cache)
+        note = f"{count} of {len(cache)} layers quantized; mlx-lm quantizes no other kind"
+        notes = () if count == len(cache) else (note,)
+        yield _mlx_lm(bench, f"mlx-lm kv-bits {bits}", cache, notes)
+    if not all(map(_is_plain, bench.raw)):
+        return  # veloxquant-mlx makes caches for full attention alone
     try:
         from veloxquant_mlx.cache.base import KVCacheBuilder, KVCacheConfig
     except ImportError:
@@ -45,10 +50,18 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 
 def _quantized(cache: Any, bits: int) -> Any:
-    return cache.to_quantized(group_size=64, bits=bits) if hasattr(cache, "to_quantized") else cache
+    """Return a cache as mlx-lm quantizes it; kinds that it cannot quantize stay as they are."""
+    dims = (cache.keys.shape[-1], cache.values.shape[-1]) if _is_plain(cache) else ()
+    group = next((g for g in (64, 32) if dims and not any(d % g for d in dims)), None)
+    return cache if group is None else cache.to_quantized(group_size=group, bits=bits)
 
 
-def _mlx_lm(bench: Bench, name: str, cache: list[Any]) -> Row:
+def _is_plain(cache: Any) -> bool:
+    kind = kind_of(cache)
+    return kind is not None and kind.packs and not cache.empty()
+
+
+def _mlx_lm(bench: Bench, name: str, cache: list[Any], notes: tuple[str, ...] = ()) -> Row:
     from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
 
     with tempfile.TemporaryDirectory(prefix="vkv-bench-") as folder:
@@ -62,12 +75,8 @@ def _mlx_lm(bench: Bench, name: str, cache: list[Any]) -> Row:
         save_time = median(lambda: save_prompt_cache(str(path), cache), bench.repeat)
         load_time = median(load, bench.repeat)
         size = path.stat().st_size
-        dense = [_dequantized(c) if hasattr(c, "bits") else _plain(c) for c in load()]
-        return _row(bench, name, "mlx-lm", dense, size, save=save_time, load=load_time)
-
-
-def _plain(cache: Any) -> Any:
-    return _dense(cache.keys[..., : cache.offset, :], cache.values[..., : cache.offset, :])
+        dense = [_dequantized(c) if hasattr(c, "bits") else c for c in load()]
+        return _row(bench, name, "mlx-lm", dense, size, save=save_time, load=load_time, notes=notes)
 
 
 def _dequantized(cache: Any) -> Any:

@@ -90,6 +90,7 @@ class Adapter:
         make: Class, numbers and loaded tensors to cache.
         cut: Keep the first so many tokens of a cache, in place.
         children: Cache to the caches inside it.
+        visible: Snapshot to one without the rows that no later token can see.
         saved_numbers: Names of its numbers in a file of mlx-lm 0.24 to 0.31; each
             alternative is told by its length.
         saved_state: Names of its state in a file of mlx-lm 0.32.
@@ -101,6 +102,7 @@ class Adapter:
     make: Callable[[Any, dict[str, int], Loaded], Any]
     cut: Callable[[Any, int], None]
     children: Callable[[Any], Sequence[Any]] = lambda cache: ()
+    visible: Callable[[Snapshot], Snapshot] = lambda taken: taken
     saved_numbers: tuple[tuple[str, ...], ...] = ((),)
     saved_state: tuple[str, ...] = ()
 

@@ -90,6 +90,12 @@ def _computed(taken: Snapshot) -> Snapshot:
     return taken
 
 
+def visible(taken: Snapshot) -> Snapshot:
+    """Return a snapshot without the rows that no later token can see, children included."""
+    inner = [visible(child) for child in taken.children]
+    return ADAPTERS[taken.kind].visible(replace(taken, children=inner))
+
+
 def make(kind: str, scalars: dict[str, int], loaded: Loaded) -> Any:
     """Make a live cache of mlx-lm's class.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from vkv import identity
 from vkv.caches.loading import compatibility
+from vkv.caches.position_deltas import position_deltas
 from vkv.errors import MismatchError
 from vkv.format.layer_rules import is_basis
 from vkv.format.schema import Header, Model, Rope
@@ -49,6 +50,12 @@ def check_owner(
 def _model_differences(head: Header, model: Any, known: ModelIdentity | None) -> list[str]:
     if model is None:
         return []
+    if shifted := position_deltas(model):
+        path, values = next(iter(shifted.items()))
+        return [
+            f"model.{path} is {values}, left by a prompt with an image; the positions of a file "
+            "are not shifted: set it to None"
+        ]
     live, ropes = known or identity.of_model(model)
     if head.model is not None:
         texts = identity.differences(head.model, head.ropes, live, ropes)

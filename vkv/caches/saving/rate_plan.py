@@ -10,6 +10,7 @@ from math import prod
 import mlx.core as mx
 
 from vkv.caches.kinds.adapter import Snapshot
+from vkv.caches.kinds.live import visible
 from vkv.caches.saving.request import SaveRequest
 from vkv.caches.saving.tensor_plan import LayerPlan, TensorPlan, plan_layer
 from vkv.codecs.protocol import NAMES, Piece
@@ -36,7 +37,8 @@ def plan_layers(
     Raises:
         VkvError: Such a codec refuses a tensor; the message starts with its path.
     """
-    plans = (plan_layer(request, s, f"layers.{i}", i) for i, s in enumerate(snapshots))
+    seen = enumerate(map(visible, snapshots))
+    plans = (plan_layer(request, taken, f"layers.{i}", i) for i, taken in seen)
     if any(asked.codec.traits.plans for asked in request.codecs.both()):
         return iter(_allocated(request, list(plans), fixed))
     return plans

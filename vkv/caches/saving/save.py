@@ -13,6 +13,7 @@ from vkv import identity
 from vkv.arrays.cache_file import open_file
 from vkv.caches.kinds import live
 from vkv.caches.kinds.adapter import Snapshot
+from vkv.caches.position_deltas import position_deltas
 from vkv.caches.prompt import Prompt
 from vkv.caches.saving.arguments import caches_and_tokens
 from vkv.caches.saving.basis_file import attached
@@ -99,6 +100,7 @@ def save(
     owner, ropes = identity.of_model(model) if model is not None else (None, ())
     if owner is not None and len(cache) != len(owner.ropes):
         raise CacheError(f"{len(cache)} caches, the model takes {len(owner.ropes)}", rule="L7")
+    _check_positions(model)
     head = Header(
         version=header.VERSION,
         producer=f"vkv {vkv._version.__version__}",
@@ -124,6 +126,16 @@ def save(
             file = stack.enter_context(open_file(parent, search_paths=search_paths))
             request = replace(request, parent=ParentFile(file, owner, tokens))
         return write(path, head, request, snapshots, tokens, durable=durable, progress=progress)
+
+
+def _check_positions(model: Any) -> None:
+    """Refuse caches whose positions the model counts otherwise than tokens (L11)."""
+    for path, values in position_deltas(model).items():
+        raise CacheError(
+            f"model.{path} is {values}: positions were shifted by an image, which a file does not "
+            "record; only caches of text alone can be saved",
+            rule="L11",
+        )
 
 
 def _snapshot(cache: Any, index: int) -> Snapshot:
