@@ -45,6 +45,11 @@ def write_all(fd: int, data: Buffer, offset: int) -> None:
 #: Tensors in flight between the thread that makes them and those that hash and write. A GPU's
 #: memory reaches the host page by page, so many threads must ask for it at once.
 IN_FLIGHT = max(4, min(16, os.cpu_count() or 1))
+#: Threads that write, each with one that hashes what it writes. A file takes one write at a time,
+#: so that on two cores one of each is fastest.
+WRITERS = max(1, min(IN_FLIGHT, (os.cpu_count() or 1) // 2))
+#: Pieces of fewer bytes are hashed by the thread that writes them: handing over costs more.
+LEAST_SHARED = 1 << 17
 
 
 def write(
@@ -54,8 +59,8 @@ def write(
 ) -> None:
     """Write a whole container to an empty file.
 
-    Hashing and writing run in threads beside ``load``; at most ``IN_FLIGHT`` tensors
-    are held at a time.
+    Hashing and writing run side by side in threads, beside ``load``; at most
+    ``IN_FLIGHT`` tensors are held at a time.
 
     Args:
         fd: Descriptor open for writing.
@@ -74,7 +79,10 @@ def write(
     forms: list[Form] = [(HEADER, "U8", (len(blank),)), *(form for form, _ in tensors)]
     at = len(frame(VERSION, FileId("0" * 64), forms)) + len(blank)
     digests: list[Future[bytes]] = []
-    with ThreadPoolExecutor(min(IN_FLIGHT, os.cpu_count() or 1), "vkv-write") as pool:
+    with (
+        ThreadPoolExecutor(WRITERS, "vkv-hash") as hashers,
+        ThreadPoolExecutor(WRITERS, "vkv-write") as writers,
+    ):
         for i, ((name, dtype, shape), load) in enumerate(tensors):
             if i >= IN_FLIGHT:
                 digests[i - IN_FLIGHT].result()
@@ -84,7 +92,7 @@ def write(
                 raise ContainerError(
                     f"{data.nbytes} bytes, expected {expected}", rule="C5", at=name
                 )
-            digests.append(pool.submit(_put, fd, data, at))
+            digests.append(writers.submit(_put, fd, data, at, hashers))
             at += data.nbytes
             del data
     full = header([future.result() for future in digests])
@@ -109,10 +117,18 @@ class _Whole:
         yield self._data
 
 
-def _put(fd: int, data: Pieces, offset: int) -> bytes:
+def _put(fd: int, data: Pieces, offset: int, hashers: ThreadPoolExecutor) -> bytes:
+    """Write ``data`` from ``offset`` on, while another thread hashes it; return the digest."""
     state = blake3()
     for piece in data:
-        write_all(fd, piece, offset)
-        state.update(piece)
+        if len(piece) < LEAST_SHARED:
+            state.update(piece)
+            write_all(fd, piece, offset)
+        else:
+            hashed = hashers.submit(state.update, piece)
+            try:
+                write_all(fd, piece, offset)
+            finally:
+                hashed.result()  # the piece is valid until the next is asked for
         offset += len(piece)
     return state.digest()
