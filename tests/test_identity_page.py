@@ -45,11 +45,13 @@ def test_digests_are_made_as_the_page_says(layers):
 
     config = json.loads(found.config)  # I5
     assert found.config == json.dumps(config, sort_keys=True, separators=(",", ":"))
-    assert config.keys() == {"args", "weights"}
+    assert config.keys() == {"args", "unread", "weights"}
+    assert config["unread"] == {"max_position_embeddings": model.args.max_position_embeddings}
+    del config["unread"]
     assert "dtype" in config["weights"]
 
     body = {  # I6: keys in order, which Python's maps keep
-        "config": found.config,
+        "config": json.dumps(config, sort_keys=True, separators=(",", ":")),
         "layers": list(found.layers),
         "parameters": found.parameters,
         "rest": found.rest,

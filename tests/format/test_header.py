@@ -314,3 +314,15 @@ def test_a_configuration_is_checked_when_the_file_is_opened(config, rule):
         assert header.load(raw).model == model
     else:
         assert refused(raw, rule).at == "model.config"
+
+
+def test_a_header_that_is_too_long_says_what_is():
+    with pytest.raises(
+        HeaderError, match=r"1048704 bytes, the limit is 1048576; 1048384 of them are metadata"
+    ) as e:
+        header.dump(sample(metadata={"a": "x" * (limits.MAX_HEADER - 200)}))
+    assert (e.value.rule, e.value.at) == ("H5", "metadata")
+    many = {f"{i:0100}": stored() for i in range(8000)}
+    with pytest.raises(HeaderError, match="of them are tensors") as e:
+        header.dump(sample(tensors=many))
+    assert (e.value.rule, e.value.at) == ("H5", "header")

@@ -43,8 +43,16 @@ def dump(header: Header) -> bytes:
         pad = bytes(-(len(raw) + PAD_OVERHEAD) % ALIGN or ALIGN)
         raw = _ENCODER.encode(msgspec.structs.replace(header, pad=pad))
     if len(raw) > MAX_HEADER:
-        raise HeaderError(f"{len(raw)} bytes, the limit is {MAX_HEADER}", rule="H5", at="header")
+        raise _too_long(header, len(raw))
     return raw
+
+
+def _too_long(header: Header, nbytes: int) -> HeaderError:
+    """Return the error of a header over the limit (H5), which names its longest field."""
+    sizes = {name: len(_ENCODER.encode(getattr(header, name))) for name in Header.__struct_fields__}
+    longest = max(sizes, key=sizes.__getitem__)
+    found = f"{nbytes} bytes, the limit is {MAX_HEADER}; {sizes[longest]} of them are {longest}"
+    return HeaderError(found, rule="H5", at=longest if longest == "metadata" else "header")
 
 
 def load(raw: bytes) -> Header:

@@ -8,7 +8,7 @@ the bytes that each digest covers.
 Works without mlx-lm, and imports MLX only when it meets a model.
 """
 
-from vkv.identity.compare import differences, tokenizer_differences
+from vkv.identity.compare import differences, tokenizer_differences, unread_differences
 from vkv.identity.model import model_id, of_model
 from vkv.identity.ropes import find
 from vkv.identity.tokenizer import of_tokenizer
@@ -24,4 +24,5 @@ __all__ = [
     "of_tokens",
     "token_bytes",
     "tokenizer_differences",
+    "unread_differences",
 ]

@@ -18,6 +18,9 @@ MAX_VALUE = 60
 #: Backends differ by some ulps (1e-7) in computed frequencies.
 CLOSE = 1e-5
 
+#: Parts of a configuration that are not compared with the others.
+APART = (("weights",), ("unread",), ("kv_heads",))
+
 Ropes = Sequence[Rope]
 #: Path of names -> value. Names are not joined: many short ones may stand under a long one.
 Fields = dict[tuple[str, ...], str]
@@ -53,6 +56,19 @@ def differences(stored: Model, stored_ropes: Ropes, live: Model, live_ropes: Rop
     return found
 
 
+def unread_differences(stored: Model, live: Model) -> list[str]:
+    """Return the differences in fields that no layer reads: none makes another cache."""
+    ours, theirs = (
+        {path: value for path, value in _fields(model.config).items() if path[0] == "unread"}
+        for model in (stored, live)
+    )
+    return [
+        _both(_short(path[-1]), ours[path], theirs[path]) + ", which no layer reads"
+        for path in sorted(ours.keys() & theirs.keys())
+        if ours[path] != theirs[path]
+    ][:MAX_FIELDS]
+
+
 def _both(name: str, stored: Any, live: Any) -> str:
     return f"{name} is {_short(stored)} in the file, {_short(live)} in the model"
 
@@ -81,7 +97,7 @@ def _fields(config: str) -> Fields:
 
 
 def _config(stored: Fields, live: Fields) -> list[str]:
-    names = sorted(n for n in stored.keys() | live.keys() if n[:1] != ("weights",))
+    names = sorted(n for n in stored.keys() | live.keys() if n[:1] not in APART)
     wrong = [n for n in names if stored.get(n) != live.get(n)]
     found = [
         _both(_short(_dotted(n)), stored.get(n, "not set"), live.get(n, "not set"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -25,21 +26,62 @@ ALWAYS = frozenset({
 NEVER = frozenset({
     "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
     "intermediate_size", "model_file", "pad_token_id", "quantization", "quantization_config",
-    "router_jitter_noise", "torch_dtype", "transformers_version", "use_cache",
+    "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
 _EXACT = 1 << 53
 
 
-def config_text(model: Any, dtypes: set[str]) -> str:
-    """``{"args": configuration, "weights": form of the weights}`` as canonical JSON.
+def config_texts(model: Any, dtypes: set[str]) -> tuple[str, str]:
+    """Describe a model in canonical JSON: ``{"args": …, "weights": …}``.
 
     Args:
         model: Its ``args`` or ``config`` is a dataclass.
         dtypes: Float dtypes of its parameters.
+
+    Returns:
+        The text that a file records, and the one that the id covers. The first also has
+        ``unread``, by dotted path: fields that no layer of this model reads.
     """
     args = getattr(model, "args", None) or getattr(model, "config", None)
-    text = {"args": _plain(args), "weights": _weights(model, dtypes)}
-    return json.dumps(text, sort_keys=True, separators=(",", ":"))
+    read = _plain(args)
+    unread = _take_unread(read) if _ignores_lengths(model, json.dumps(read)) else {}
+    covered = {"args": read, "weights": _weights(model, dtypes)}
+    return canonical(covered | ({"unread": unread} if unread else {})), canonical(covered)
+
+
+def canonical(value: Any) -> str:
+    """Return JSON with sorted keys and without spaces."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+#: The length that a model was trained for. Ropes of these classes take it and do not read it.
+LENGTH = "max_position_embeddings"
+_LENGTH_UNREAD = frozenset({
+    "mlx.nn.layers.positional_encoding.RoPE", "mlx_lm.models.rope_utils.Llama3RoPE",
+    "mlx_lm.models.rope_utils.ProportionalRoPE", "mlx_lm.models.rope_utils.YarnRoPE",
+})  # fmt: skip
+_POSITIONS = re.compile("rope|rotary|position|ntk|alibi", re.IGNORECASE)
+
+
+def _ignores_lengths(model: Any, text: str) -> bool:
+    """Tell whether all that knows positions in ``model`` is known not to read ``LENGTH``.
+
+    YaRN reads it where its own original length is not set.
+    """
+    names = {f"{type(m).__module__}.{type(m).__qualname__}" for _, m in model.named_modules()}
+    knowing = {name for name in names if _POSITIONS.search(name.rpartition(".")[2])}
+    yarn = any(name.endswith(".YarnRoPE") for name in knowing)
+    return knowing <= _LENGTH_UNREAD and not (yarn and f"original_{LENGTH}" not in text)
+
+
+def _take_unread(value: Any, path: str = "") -> dict[str, Any]:
+    """Remove ``LENGTH`` at any depth of maps; return what was removed, by dotted path."""
+    if not isinstance(value, dict):
+        return {}
+    found = {f"{path}{LENGTH}": value.pop(LENGTH)} if LENGTH in value else {}
+    for name, item in value.items():
+        found |= _take_unread(item, f"{path}{name}.")
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -69,22 +111,47 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if value is not None and name not in NEVER and not name.startswith("_")
     }
-    if "rope_theta" in known:
-        known.pop("rope_parameters", None)  # a newer form, from which the class took these
-        _rope_scaling(known)
+    _normalize_ropes(known)
     return known
 
 
-def _rope_scaling(known: dict[str, Any]) -> None:
-    """Bring ``rope_scaling`` to one form: ``type`` is its old name for ``rope_type``."""
-    scaling = known.pop("rope_scaling", None)
-    if not isinstance(scaling, dict):
-        return
-    scaling = {k: v for k, v in scaling.items() if k not in ("type", "rope_theta")} | {
-        "rope_type": scaling.get("type") or scaling.get("rope_type", "default")
-    }
-    if scaling["rope_type"] != "default":
-        known["rope_scaling"] = scaling
+def _normalize_ropes(known: dict[str, Any]) -> None:
+    """Leave out settings of ropes that are proven equal to others that stay.
+
+    ``rope_parameters`` is the newer form, from which many classes take ``rope_theta`` and
+    ``rope_scaling``. Other classes read more from it, so it stays unless all it says is said
+    beside it.
+    """
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(known.get(name), dict):
+            known[name] = _rope_settings(known[name])
+    theta = known.get("rope_theta")
+    settings = known.get("rope_scaling")
+    if isinstance(settings, dict):
+        known["rope_scaling"] = _without_theta(settings, theta)
+    newer = known.get("rope_parameters")
+    if isinstance(newer, dict) and newer.get("rope_theta") == theta is not None:
+        said = _without_theta(newer, theta)
+        if said in (known.get("rope_scaling", {}), {}):
+            del known["rope_parameters"]
+    for name in ("rope_scaling", "rope_parameters"):
+        if known.get(name) == {}:
+            del known[name]
+
+
+def _rope_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Rename ``type``, the older name of ``rope_type``, where it says no other thing."""
+    settings = dict(settings)
+    older = settings.get("type")
+    if older is not None and settings.get("rope_type", older) == older:
+        settings["rope_type"] = settings.pop("type")
+    return {} if settings == {"rope_type": "default"} else settings
+
+
+def _without_theta(settings: dict[str, Any], theta: Any) -> dict[str, Any]:
+    """Leave out a base that is said beside the settings; ``default`` alone says nothing."""
+    rest = {k: v for k, v in settings.items() if k != "rope_theta" or v != theta}
+    return {} if rest == {"rope_type": "default"} else rest
 
 
 def _number(value: float) -> float | int | str:

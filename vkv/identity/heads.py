@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from vkv.errors import CacheError
 from vkv.format.model_config import parse
-from vkv.format.schema import Header
+from vkv.format.schema import Header, Layer, Model
+from vkv.identity.config import canonical
 
 
 def check_heads(header: Header) -> None:
@@ -23,19 +26,41 @@ def check_heads(header: Header) -> None:
     if header.model is None:
         return
     config = parse(header.model.config)
-    own = _head_counts(config, ("key_value", "kv"))
-    known = own | _head_counts(config, ("attention",))
-    for i, layer in enumerate(header.layers if own else ()):
-        if layer.tensors.keys() != {"keys", "values"}:
-            continue
-        keys, values = layer.tensors["keys"].shape, layer.tensors["values"].shape
-        if keys[3] == values[3] and keys[1] not in known:
+    known = _known_counts(config)
+    for i, layer in enumerate(header.layers if known else ()):
+        if _has_heads(layer) and (heads := layer.tensors["keys"].shape[1]) not in known:
             numbers = " or ".join(map(str, sorted(known)[:8]))
             raise CacheError(
-                f"{keys[1]} KV heads, the model's config has {numbers}",
-                rule="I7",
-                at=f"layers[{i}]",
+                f"{heads} KV heads, the model's config has {numbers}", rule="I7", at=f"layers[{i}]"
             )
+
+
+def _has_heads(layer: Layer) -> bool:
+    """Tell whether a layer has keys and values alike: MLA latents and lists are others."""
+    if layer.tensors.keys() != {"keys", "values"}:
+        return False
+    return layer.tensors["keys"].shape[3] == layer.tensors["values"].shape[3]
+
+
+def with_heads(model: Model, layers: tuple[Layer, ...]) -> Model:
+    """Record numbers of KV heads that the model's caches have, but its config not.
+
+    They stand in the config as ``kv_heads``, which the model's id does not cover.
+
+    Args:
+        model: Identity of the model.
+        layers: Caches as that model makes them.
+    """
+    config = parse(model.config)
+    counts = {layer.tensors["keys"].shape[1] for layer in layers if _has_heads(layer)}
+    config["kv_heads"] = sorted(counts - _known_counts(config))
+    return msgspec.structs.replace(model, config=canonical(config))
+
+
+def _known_counts(config: Any) -> set[int]:
+    """Return all numbers of heads that keys may have, if the config has any of KV heads."""
+    kv = _head_counts(config, ("key_value", "kv"))
+    return kv | _head_counts(config, ("attention",)) if kv else set()
 
 
 def _head_counts(config: Any, words: tuple[str, ...]) -> set[int]:

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from vkv.errors import VkvError
 from vkv.format.schema import Model, Rope
-from vkv.identity.config import config_text
+from vkv.identity.config import config_texts
 from vkv.identity.ropes import find
 
 #: Values taken of each parameter, the first and the last among them. Training and
@@ -50,16 +50,17 @@ def of_model(model: Any) -> tuple[Model, tuple[Rope, ...]]:
     ropes = find(model)
     shared = {rope: i for i, rope in enumerate(dict.fromkeys(r for r in ropes if r))}
     everything = {id(x): x for group in (*layers, rest) for x in group.values()}.values()
+    config, covered = config_texts(model, {_dtype(x) for x in everything if _is_float(x)})
     body: dict[str, Any] = {
         "type": str(getattr(model, "model_type", type(model).__module__)),
-        "config": config_text(model, {_dtype(x) for x in everything if _is_float(x)}),
+        "config": covered,
         "parameters": _count(model, everything),
         "layers": tuple(digests[:-1]),
         "rest": digests[-1],
     }
     digest = blake3(METHOD + msgspec.msgpack.encode(body, order="sorted")).digest()
     indices = tuple(None if r is None else shared[r] for r in ropes)
-    return Model(id=digest, ropes=indices, **body), tuple(shared)
+    return Model(id=digest, ropes=indices, **body | {"config": config}), tuple(shared)
 
 
 def model_id(model: Any) -> bytes:

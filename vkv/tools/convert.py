@@ -115,8 +115,9 @@ def convert(
         try:
             with _with_basis(request, head, basis) as asked:
                 return write(
-                    dst, head, asked, snapshots, tokens, durable=durable, progress=progress
-                )
+                    dst, head, asked, snapshots, tokens,
+                    model=model, durable=durable, progress=progress,
+                )  # fmt: skip
         except RuntimeError as exc:  # MLX's, of an array that is no longer in the file
             raise ContainerError(f"cannot be read: {exc}", rule="C1", at=os.fspath(src)) from None
     with file:
@@ -128,7 +129,10 @@ def convert(
         head, request = _identified(head, request, len(file.header.layers), model, tokenizer)
         ids, snapshots = _tokens(file, tokens), _decoded(file)
         with _with_basis(request, head, basis) as asked:
-            return write(dst, head, asked, snapshots, ids, durable=durable, progress=progress)
+            return write(
+                dst, head, asked, snapshots, ids,
+                model=model, durable=durable, progress=progress,
+            )  # fmt: skip
 
 
 @contextmanager

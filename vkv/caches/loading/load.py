@@ -104,7 +104,8 @@ def load_file(
     check_live(live)
     check_cache(file.header)
     check_layers(file.header)
-    check_heads(file.header)
+    if model is None:  # else the caches that it makes say more than its configuration
+        check_heads(file.header)
     check_owner(file.header, model, tokenizer, known=known, force=force)
     with DeferredVerification() as deferred:
         cache = _caches(file, LayerProgress(file, progress), deferred, live == "packed")

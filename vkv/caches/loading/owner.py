@@ -36,29 +36,35 @@ def check_owner(
     Raises:
         MismatchError: They differ (I1).
     """
-    wrong, texts = _model_differences(head, model, known), list[str]()
+    wrong, texts = _model_differences(head, model, known)
     live = None if tokenizer is None else identity.of_tokenizer(tokenizer)
     if live is not None and head.tokenizer is not None:
-        errors, texts = identity.tokenizer_differences(head.tokenizer, live)
-        wrong += errors
+        errors, more = identity.tokenizer_differences(head.tokenizer, live)
+        wrong, texts = wrong + errors, texts + more
     if wrong and not force:
         raise MismatchError(wrong)
     for text in (*wrong, *texts):
         warnings.warn(text, UserWarning, stacklevel=3)
 
 
-def _model_differences(head: Header, model: Any, known: ModelIdentity | None) -> list[str]:
+def _model_differences(
+    head: Header, model: Any, known: ModelIdentity | None
+) -> tuple[list[str], list[str]]:
+    """Return differences between the file's model and a live one: errors, and warnings."""
     if model is None:
-        return []
+        return [], []
     if shifted := position_deltas(model):
         path, values = next(iter(shifted.items()))
-        return [
+        text = (
             f"model.{path} is {values}, left by a prompt with an image; the positions of a file "
             "are not shifted: set it to None"
-        ]
+        )
+        return [text], []
     live, ropes = known or identity.of_model(model)
+    harmless: list[str] = []
     if head.model is not None:
         texts = identity.differences(head.model, head.ropes, live, ropes)
         if texts:
-            return texts
-    return [] if is_basis(head) else compatibility.differences(head, model)
+            return texts, []
+        harmless = identity.unread_differences(head.model, live)
+    return [] if is_basis(head) else compatibility.differences(head, model), harmless

@@ -125,7 +125,10 @@ def save(
         if parent is not None:
             file = stack.enter_context(open_file(parent, search_paths=search_paths))
             request = replace(request, parent=ParentFile(file, owner, tokens))
-        return write(path, head, request, snapshots, tokens, durable=durable, progress=progress)
+        return write(
+            path, head, request, snapshots, tokens,
+            model=model, durable=durable, progress=progress,
+        )  # fmt: skip
 
 
 def _check_positions(model: Any) -> None:

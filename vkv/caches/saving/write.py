@@ -12,6 +12,7 @@ import mlx.core as mx
 from vkv import identity
 from vkv._atomic import replacing
 from vkv.caches.kinds.adapter import Snapshot
+from vkv.caches.loading.compatibility import differences
 from vkv.caches.saving.contents import FileContents, Pending, file_contents
 from vkv.caches.saving.encode import encode_layer
 from vkv.caches.saving.rate_plan import plan_layers
@@ -25,7 +26,7 @@ from vkv.format.framing import Form
 from vkv.format.info import Info, of_document
 from vkv.format.layer_rules import check_layers
 from vkv.format.schema import Header, Stored, Tokens
-from vkv.identity.heads import check_heads
+from vkv.identity.heads import check_heads, with_heads
 from vkv.sources import base
 from vkv.sources.local import FileSource
 
@@ -39,6 +40,7 @@ def write(
     snapshots: Iterable[Snapshot],
     tokens: Any = None,
     *,
+    model: Any = None,
     tables: Mapping[str, mx.array] | None = None,
     durable: bool = True,
     progress: Progress | None = None,
@@ -53,6 +55,7 @@ def write(
         request: How tensors are stored.
         snapshots: One per layer of the model.
         tokens: Ids that the caches hold, if they are known.
+        model: The live model that ``head.model`` is the identity of, if there is one.
         tables: To be offered to other files, by name.
         durable: Flush to the disk before returning.
         progress: Called with (bytes done, bytes in all).
@@ -65,7 +68,7 @@ def write(
     check_target(path, {from_bytes(x.file) for x in contents.external.values() if x.file})
     head = _completed(head, contents, ids)
     check_layers(head)
-    check_heads(head)
+    head = _with_heads(head, model)
     with replacing(path, durable=durable) as fd:
         container_write.write(
             fd,
@@ -75,6 +78,20 @@ def write(
         with Document(FileSource(fd), os.fspath(path)) as document:
             check_rereads(document.header)
             return of_document(document)
+
+
+def _with_heads(head: Header, model: Any) -> Header:
+    """Check numbers of KV heads (I7), and record those that a live model has, but its config not.
+
+    A tensor-parallel rank has a part of them, and MLA latents stand in one.
+    """
+    try:
+        check_heads(head)
+    except CacheError:
+        if model is None or head.model is None or differences(head, model):
+            raise
+        return header.replace(head, model=with_heads(head.model, head.layers))
+    return head
 
 
 def encoded_contents(
