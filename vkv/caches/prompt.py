@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vkv import identity
@@ -25,10 +25,17 @@ class Prompt:
 
     Attributes:
         cache: One mlx-lm cache per layer, to be passed on as ``prompt_cache``.
+        notes: Which caches are not packed although that was asked for, why, and their bytes.
     """
 
-    def __init__(self, cache: list[Any], tokens: list[int] | None, info: Info | None = None):
-        self.cache, self._info = cache, info
+    def __init__(
+        self,
+        cache: list[Any],
+        tokens: list[int] | None,
+        info: Info | None = None,
+        notes: Sequence[str] = (),
+    ):
+        self.cache, self._info, self.notes = cache, info, list(notes)
         self._ids = None if tokens is None else list(tokens)
         self._computed = 0 if tokens is None else len(tokens)
         self._unused = _zeros(offsets(cache))

@@ -6,6 +6,14 @@ from vkv.format import file_id
 from vkv.format.file_id import FileId
 from vkv.format.schema import Header, Layer, Segment, Tensor
 
+#: Why MLA latents are neither saved nor held with loss.
+LATENTS = "MLA latents: an error in one reaches every head"
+
+
+def is_latent(keys: tuple[int, ...], values: tuple[int, ...]) -> bool:
+    """Return whether tensors of these shapes are MLA's: one "head" for all, of two widths."""
+    return len(keys) == len(values) == 4 and keys[1] == 1 and keys[3] != values[3]
+
 
 def walk(layers: tuple[Layer, ...], at: str = "layers") -> list[tuple[str, Layer]]:
     """Every layer and child with its path (``layers[3]``, ``layers[3].children[0]``), in order."""

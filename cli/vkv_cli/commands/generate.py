@@ -125,10 +125,14 @@ def generate(
                 f"{file} holds no leading tokens in {spec}: {save} is whole", stacklevel=1
             )
     if as_json:
-        extra = {"seconds_to_read": reading, "saved": saved and saved.to_dict()}
+        extra = {
+            "seconds_to_read": reading,
+            "notes": loaded.notes,
+            "saved": saved and saved.to_dict(),
+        }
         text.echo_json(found.to_dict() | extra)
     elif verbose:
-        _show(found, reading, saved)
+        _show(found, reading, loaded.notes, saved)
 
 
 def _read(file: str, **options: Any) -> tuple[Prompt, float]:
@@ -142,12 +146,13 @@ def _read(file: str, **options: Any) -> tuple[Prompt, float]:
     return loaded, time.perf_counter() - start
 
 
-def _show(found: Answer, reading: float, saved: Info | None) -> None:
+def _show(found: Answer, reading: float, notes: list[str], saved: Info | None) -> None:
     total = reading + found.seconds
     lines = (
         f"Prompt: {found.reused} tokens reused, {found.computed} computed",
         f"Generation: {len(found.tokens)} tokens, {found.rate:.3f} tokens-per-sec",
         f"Time to first token: {total:.3f} s, of which {reading:.3f} s to read the file",
+        *(f"Note: {note}" for note in notes),
     )
     click.echo("\n".join(lines), err=True)
     if saved is not None:

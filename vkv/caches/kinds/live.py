@@ -128,6 +128,15 @@ def _limits(cache: Any) -> list[tuple[str, int | None]]:
     return [own, *(limit for child in adapter.children(cache) for limit in _limits(child))]
 
 
+def inner(cache: Any) -> Sequence[Any]:
+    """Return the caches inside a CacheList; none for another cache.
+
+    Raises:
+        CacheError: It is of an unknown class (L1).
+    """
+    return () if isinstance(cache, Packed) else _adapter(cache).children(cache)
+
+
 def offsets(caches: Sequence[Any]) -> list[int]:
     """Return the number of tokens in each cache, and cache inside one, that counts them.
 

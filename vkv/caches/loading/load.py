@@ -15,6 +15,8 @@ from vkv.caches.kinds.live import make
 from vkv.caches.loading.decode import decode
 from vkv.caches.loading.owner import ModelIdentity, check_owner
 from vkv.caches.loading.read_ahead import LayerProgress, ReadAhead
+from vkv.caches.packed.notes import unpacked
+from vkv.caches.packed.packable import first_packable
 from vkv.caches.packed.stored import packed_layer
 from vkv.caches.prompt import Prompt
 from vkv.caches.provenance import Provenance, attach
@@ -109,7 +111,8 @@ def load_file(
     check_owner(file.header, model, tokenizer, known=known, force=force)
     with DeferredVerification() as deferred:
         cache = _caches(file, LayerProgress(file, progress), deferred, live == "packed")
-    return Prompt(cache, file.document.tokens(), of_document(file.document))
+    notes = unpacked(cache, sizes=True) if live == "packed" else ()
+    return Prompt(cache, file.document.tokens(), of_document(file.document), notes)
 
 
 def check_live(live: LiveForm) -> None:
@@ -127,13 +130,17 @@ def _caches(
     for i, layer in enumerate(file.header.layers):
         ahead.reach(i)
         at = f"layers[{i}]"
-        held = packed_layer(file, layer, at) if packed else None
-        caches.append(held or _dense(file, layer, at, deferred))
+        caches.append(_live(file, layer, at, deferred, packed))
         progress.finished(layer)
     return caches
 
 
-def _dense(file: CacheFile, layer: Layer, at: str, deferred: DeferredVerification) -> Any:
+def _live(
+    file: CacheFile, layer: Layer, at: str, deferred: DeferredVerification, packed: bool
+) -> Any:
+    """Make one cache; a packed one where the layer has codes and that was asked for."""
+    if packed and (codes := packed_layer(file, layer, at)) is not None:
+        return codes
     loaded: Loaded = {}
     if KINDS[layer.kind].content == "codes":
         loaded = _codes(file, layer)
@@ -141,9 +148,10 @@ def _dense(file: CacheFile, layer: Layer, at: str, deferred: DeferredVerificatio
         loaded = {name: decode(file, layer, name, at, deferred) for name in layer.tensors}
         mx.eval(loaded)
     if KINDS[layer.kind].content == "children":
-        children = enumerate(layer.children)
+        first = first_packable([KINDS[child.kind].packs for child in layer.children])
         loaded["children"] = [
-            _dense(file, child, f"{at}.children[{i}]", deferred) for i, child in children
+            _live(file, child, f"{at}.children[{i}]", deferred, packed and i == first)
+            for i, child in enumerate(layer.children)
         ]
     cache = make(layer.kind, layer.scalars, loaded)
     if any(not registry.is_lossless(s) for t in layer.tensors.values() for s in t.segments):

@@ -11,6 +11,7 @@ from vkv.caches.kinds.adapter import Packed, Snapshot
 from vkv.caches.packed import batch
 from vkv.caches.packed.rows import Rows
 from vkv.errors import CacheError
+from vkv.format.layers import LATENTS, is_latent
 
 _SAVE = "a packed cache of vkv; save it with vkv.save, which stores its codes as they are"
 
@@ -45,6 +46,11 @@ class PackedKVCache(Packed):
         """Why keys or values are not encoded, or ``None``."""
         return self.rows_keys.encoder.note or self.rows_values.encoder.note
 
+    @property
+    def encodes(self) -> bool:
+        """Whether keys or values are encoded; known once there are any."""
+        return None in (self.rows_keys.encoder.note, self.rows_values.encoder.note)
+
     def settle(self) -> None:
         """Encode the tokens of the last call, as far as they may leave the tail."""
         self.rows_keys, self.rows_values = self.rows_keys.settle(), self.rows_values.settle()
@@ -58,6 +64,10 @@ class PackedKVCache(Packed):
         after = self.offset + keys.shape[-2]
         if self.max_tokens is not None and after > self.max_tokens:
             raise CacheError(f"{after} tokens, the limit is {self.max_tokens}")
+        if self.rows_keys.tail is None and is_latent(keys.shape, values.shape):
+            self.rows_keys, self.rows_values = (
+                rows.stop(LATENTS) for rows in (self.rows_keys, self.rows_values)
+            )
         self.settle()
         self.rows_keys = self.rows_keys.append(keys)
         self.rows_values = self.rows_values.append(values)

@@ -56,6 +56,10 @@ class Rows:
         tail = x if self.tail is None else mx.concatenate([self.tail, x], axis=-2)
         return Rows(self.encoder.configured(x), self.runs, tail)
 
+    def stop(self, reason: str) -> Rows:
+        """Return rows that leave all further tokens exact, and say why."""
+        return dataclasses.replace(self, encoder=self.encoder.stopped(reason))
+
     def settle(self) -> Rows:
         """Return the rows with all tokens encoded that may leave the tail."""
         if self.tail is None:

@@ -21,6 +21,7 @@ from vkv.codecs.protocol import NAMES, Codec, Parts, Planned
 from vkv.codecs.raw import Raw
 from vkv.codecs.registry import Choice
 from vkv.format.kinds import positions
+from vkv.format.layers import LATENTS, is_latent
 from vkv.format.positions import Spans
 from vkv.format.schema import Layer, Rope
 
@@ -149,18 +150,15 @@ def _refused(snapshot: Snapshot, value: Value, codec: Codec) -> str | None:
     if not value.tokens:
         return "recurrent state"
     if _is_latent(snapshot):
-        return "MLA latents: an error in one reaches every head"
+        return LATENTS
     if value.x is None or not value.x.size:
         return None
     return codec.refuses(value.x.shape, value.x.dtype)
 
 
 def _is_latent(snapshot: Snapshot) -> bool:
-    """Return whether a cache is MLA's: one shared "head", keys and values of different widths."""
     keys, values = snapshot.values.get("keys"), snapshot.values.get("values")
-    if keys is None or values is None or len(keys.shape) != 4:  # B, H, T, D
-        return False
-    return keys.shape[1] == 1 and keys.shape[3] != values.shape[3]
+    return keys is not None and values is not None and is_latent(keys.shape, values.shape)
 
 
 def _with_referenced(request: SaveRequest, plan: TensorPlan, codec: Codec) -> TensorPlan:
