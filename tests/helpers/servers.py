@@ -24,6 +24,12 @@ class Web:
         status: Answer everything with this.
         raw: Written instead of any answer.
         told: Replaces the header ``Content-Range``.
+        total: Replaces the size in ``Content-Range``, like ``*``.
+        piece: Most bytes of one answer.
+        tags: ETags of one answer after another; ``None`` for none.
+        later: So many answers after each good one are 429.
+        retry_after: Header of those.
+        secret: Answer 401 unless the query is this one.
         asked: ``(path, Range header or None)`` of every request so far.
         sent: Bytes of body so far.
     """
@@ -35,7 +41,13 @@ class Web:
     status: int | None = None
     raw: bytes = b""
     told: str | None = None
-    tag: str = '"1"'
+    total: str | None = None
+    piece: int | None = None
+    tags: tuple[str | None, ...] = ('"1"',)
+    later: int = 0
+    retry_after: str = "0"
+    secret: str | None = None
+    _refusals: int = 0
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     sent: int = 0
     url: str = ""
@@ -55,6 +67,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if web.busy > 0:
             web.busy -= 1
             return self._head(503, {})
+        if web.secret is not None and self.path.partition("?")[2] != web.secret:
+            return self._head(401, {})
+        if web._refusals > 0:
+            web._refusals -= 1
+            return self._head(429, {"Retry-After": web.retry_after})
+        web._refusals = web.later
         if web.status is not None or path not in web.files:
             return self._head(web.status or 404, {})
         data = web.files[path]
@@ -63,12 +81,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._body(200, data, {})
         start, stop = int(asked[1]), min(int(asked[2]) + 1, len(data))
         if start >= len(data):
-            return self._head(416, {"Content-Range": f"bytes */{len(data)}"})
-        told = web.told or f"bytes {start}-{stop - 1}/{len(data)}"
+            return self._head(416, {"Content-Range": f"bytes */{web.total or len(data)}"})
+        stop = min(stop, start + (web.piece or len(data)))
+        told = web.told or f"bytes {start}-{stop - 1}/{web.total or len(data)}"
         return self._body(206, data[start:stop], {"Content-Range": told})
 
+    def do_CONNECT(self) -> None:  # the library's name
+        """Refuse to be a proxy, and remember that it was asked."""
+        self.web.asked.append((self.path, None))
+        self._head(self.web.status or 405, {})
+
     def _body(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-        self._head(status, headers | {"ETag": self.web.tag}, len(data))
+        tag = self.web.tags[len(self.web.asked) % len(self.web.tags)]
+        self._head(status, headers | ({} if tag is None else {"ETag": tag}), len(data))
         cut = len(data) if self.web.cut is None else self.web.cut
         self.wfile.write(data[:cut])
         self.web.sent += len(data[:cut])

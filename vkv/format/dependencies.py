@@ -18,6 +18,7 @@ from vkv.format.document import Document, open_document
 from vkv.format.file_id import FileId
 from vkv.format.layers import external_references
 from vkv.format.schema import Header, Stored
+from vkv.sources import urls
 from vkv.sources.base import Source
 from vkv.sources.local import FileSource
 from vkv.sources.opening import open_source
@@ -63,13 +64,14 @@ class FileResolver:
                 return open_document(path)
             except (VkvError, OSError):
                 self._failed += 1
-        raise MissingFileError(file_id, [str(x) for x in self.search_paths], ended=self._ended)
+        paths = [urls.shown(x) if isinstance(x, str) else str(x) for x in self.search_paths]
+        raise MissingFileError(file_id, paths, ended=self._ended)
 
     def _candidates(self, file_id: FileId) -> Iterator[Path | str]:
         """Yield files named by the id in any search path, then files that say they have it."""
         for path in self.search_paths:
             if isinstance(path, str):
-                named = path.rpartition("/")[2] == f"{file_id}.vkv"
+                named = urls.name_of(path) == f"{file_id}.vkv"
                 yield from [path] if named else [] if _is_file(path) else _in_folder(path, file_id)
             elif path.stem == file_id:
                 yield path
@@ -122,13 +124,13 @@ def _opened(path: Path | str) -> closing[Source]:
 
 
 def _is_file(url: str) -> bool:
-    return url.endswith(".vkv")
+    return urls.name_of(url).endswith(".vkv")
 
 
 def _in_folder(url: str, file_id: FileId) -> list[str]:
     """Return where a folder without listing may have the file, named as by hand or in a store."""
-    folder = url.rstrip("/")
-    return [f"{folder}/{file_id}.vkv", f"{folder}/{file_id[:2]}/{file_id}.vkv"]
+    names = (f"{file_id}.vkv", f"{file_id[:2]}/{file_id}.vkv")
+    return [urls.in_folder(url, name) for name in names]
 
 
 def default_resolver(document: Document) -> FileResolver:
@@ -136,11 +138,11 @@ def default_resolver(document: Document) -> FileResolver:
 
     For an object of a remote store the folder above is searched too.
     """
-    if is_url(document.name):
-        folder = document.name.rpartition("/")[0]
-        above, _, last = folder.rpartition("/")
-        return FileResolver([folder, above] if last == document.id[:2] else [folder])
-    path = Path(document.name)
+    if is_url(document.address):
+        folder = urls.folder_of(document.address)
+        in_store = urls.name_of(folder) == document.id[:2]
+        return FileResolver([folder, urls.folder_of(folder)] if in_store else [folder])
+    path = Path(document.address)
     return FileResolver([path.parent] if path.is_file() else ())
 
 

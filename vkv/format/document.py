@@ -33,6 +33,7 @@ class Document:
     Args:
         source: Where the bytes come from; closed with the document.
         name: How messages call the file.
+        address: The path or URL that it was opened by, with credentials; by default ``name``.
 
     Raises:
         ContainerError: The framing is broken, or the header is damaged (C1 to C8, C10).
@@ -40,8 +41,9 @@ class Document:
         UnsupportedError: A newer file (H3, H4).
     """
 
-    def __init__(self, source: Source, name: str = "<bytes>"):
+    def __init__(self, source: Source, name: str = "<bytes>", address: str | None = None):
         self.source, self.name = source, name
+        self.address = name if address is None else address
         try:
             found = container.parse(source)
             self.entries, self.id = found.entries, found.id
@@ -123,7 +125,7 @@ def open_document(target: str | os.PathLike[str] | bytes) -> Document:
         return Document(BytesSource(target))
     check_path(target)
     if isinstance(target, str) and is_url(target):
-        return Document(open_source(target), shown(target))
+        return Document(open_source(target), shown(target), target)
     return Document(FileSource(target), os.fspath(target))
 
 

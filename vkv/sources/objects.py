@@ -19,9 +19,21 @@ from vkv.sources.urls import shown
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+_S3 = ("s3", "s3a")
+#: Tries of one request to S3.
+MAX_TRIES = 3
+#: Option of aiohttp: proxies of the environment.
+_WITH_PROXIES: dict[str, object] = {"trust_env": True}
+#: Options of botocore: seconds, and no tries of its own.
+_S3_TIMES: dict[str, object] = {
+    "connect_timeout": 10,
+    "read_timeout": 30,
+    "retries": {"max_attempts": 0},
+}
+
 
 def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
-    """fsspec's file system behind ``url``, and the path in it.
+    """Return fsspec's file system behind ``url``, and the path in it.
 
     Listings are not cached: other machines write there too.
 
@@ -34,8 +46,32 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
     except ImportError:
         raise VkvError(f"a URL needs the package fsspec: {INSTALL}", at=shown(url)) from None
     with naming(url):
-        files, path = url_to_fs(url, use_listings_cache=False)
+        files, path = url_to_fs(url, use_listings_cache=False, **_options(url))
+    if _scheme(url) in _S3:
+        files.retries = MAX_TRIES  # of s3fs, beside those of botocore
     return files, path
+
+
+def _scheme(url: str) -> str:
+    return url.partition(":")[0].lower()
+
+
+def _options(url: str) -> dict[str, dict[str, object]]:
+    """Return options for fsspec that its configuration may override.
+
+    http(s) uses the proxies of the environment, as other back ends do. S3 gives up in
+    time, and does not try again inside each try.
+    """
+    from fsspec.config import conf
+
+    scheme = _scheme(url)
+    if scheme in ("http", "https"):
+        name, own = "client_kwargs", _WITH_PROXIES
+    elif scheme in _S3:
+        name, own = "config_kwargs", _S3_TIMES
+    else:
+        return {}
+    return {name: own | conf.get(scheme, {}).get(name, {})}
 
 
 class ObjectSource(RangedSource):
@@ -49,7 +85,7 @@ class ObjectSource(RangedSource):
         if info["type"] == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(url))
         if info["size"] is None:
-            raise OSError(errno.EIO, "the server does not tell its size", shown(url))
+            raise OSError(errno.EIO, "the server does not say its size", shown(url))
         self.size = int(info["size"])
         self._head = self.read(0, min(self.size, FIRST_READ))
 

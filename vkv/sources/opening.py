@@ -7,7 +7,7 @@ from vkv.sources.objects import ObjectSource, filesystem
 
 
 def open_source(url: str) -> Source:
-    """The bytes behind ``url``.
+    """Open the bytes behind ``url``.
 
     Raises:
         OSError: Not found, not allowed, not reached, or neither ranged reads nor small.

@@ -10,7 +10,7 @@ class RangedSource:
     """Ranged reads with the first bytes kept: enough for JSON and header of most files.
 
     Attributes:
-        size: Bytes of the object, as the server told when it was opened.
+        size: Bytes of the object, as the server said when it was opened.
     """
 
     size: int

@@ -13,13 +13,41 @@ _SECRET = re.compile(r"(?<=://)[^/@?#]*@|[?#].*$", re.DOTALL)
 
 
 def is_url(target: object) -> bool:
-    """Whether ``target`` is text that begins like a URL."""
+    """Return whether ``target`` is text that begins like a URL."""
     return isinstance(target, str) and _URL.match(target) is not None
 
 
 def shown(url: str) -> str:
-    """``url`` without what may be secret: user, password, and a query (signed URLs)."""
+    """Return ``url`` without what may be secret: user, password, query (signed URLs).
+
+    It is shown to people, and is no address: the object may not be found there.
+    """
     return _SECRET.sub("", url)
+
+
+def in_folder(folder: str, name: str) -> str:
+    """Return the URL of ``name`` in a folder; a query (a token) comes after the name."""
+    path, query = _split(folder)
+    return f"{path.rstrip('/')}/{name}{query}"
+
+
+def folder_of(url: str) -> str:
+    """Return the URL of the folder of an object, with the same credentials and query."""
+    path, query = _split(url)
+    return path.rpartition("/")[0] + query
+
+
+def name_of(url: str) -> str:
+    """Return the last part of the path of a URL."""
+    return _split(url)[0].rpartition("/")[2]
+
+
+def _split(url: str) -> tuple[str, str]:
+    """Split path and query; in the keys of other back ends, ``?`` and ``#`` mean nothing."""
+    if not url.lower().startswith(("http://", "https://")):
+        return url, ""
+    path, mark, query = url.partition("#")[0].partition("?")
+    return path, mark + query
 
 
 def check_local(path: object, name: str = "path") -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("vkv.store")
 #: Seconds that an answer waits for the remote.
-DEADLINE = 10.0
+DEADLINE = 5.0
 #: ... and that ``put`` waits until its entry is pushed.
 PUSH_DEADLINE = 600.0
 #: Entries of the remote that one search fetches in vain before it gives up.
