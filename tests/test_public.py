@@ -49,6 +49,7 @@ PUBLIC = [
     "load",
     "load_prompt_cache",
     "make_prompt_cache",
+    "prefill",
     "save",
     "save_prompt_cache",
     "train_basis",

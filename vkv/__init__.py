@@ -19,6 +19,7 @@ from vkv._version import __version__
 
 if TYPE_CHECKING:
     from vkv.caches.basis.training import train_basis
+    from vkv.caches.checkpoints.prefill import prefill
     from vkv.caches.loading.load import load
     from vkv.caches.packed.make import make_prompt_cache
     from vkv.caches.prompt import Prompt
@@ -85,6 +86,7 @@ _HOME = {
     "load": "vkv.caches.loading.load",
     "load_prompt_cache": "vkv.interop.prompt_cache",
     "make_prompt_cache": "vkv.caches.packed.make",
+    "prefill": "vkv.caches.checkpoints.prefill",
     "save": "vkv.caches.saving.save",
     "save_prompt_cache": "vkv.interop.prompt_cache",
     "train_basis": "vkv.caches.basis.training",
@@ -127,6 +129,7 @@ __all__ = [
     "load",
     "load_prompt_cache",
     "make_prompt_cache",
+    "prefill",
     "save",
     "save_prompt_cache",
     "train_basis",

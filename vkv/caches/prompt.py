@@ -7,7 +7,8 @@ from typing import Any
 
 from vkv import identity
 from vkv.caches import chat
-from vkv.caches.kinds.live import cut, offsets
+from vkv.caches.checkpoints.record import go_back, reachable
+from vkv.caches.kinds.live import offsets
 from vkv.errors import CacheError
 from vkv.format.info import Info
 
@@ -73,17 +74,19 @@ class Prompt:
             return None
         return self._ids[: self._computed if self.length is None else self.length]
 
-    def resume(self, tokens: Any, *, at_least: int = 1) -> list[int]:
+    def resume(self, tokens: Any, *, at_least: int = 1, exact: bool = False) -> list[int]:
         """Fit the cache to a new prompt and return the ids still to be computed.
 
         The cache is cut, in place, to the longest common prefix, and to one token less
         than ``tokens`` at most: without a token to compute there are no logits. Tokens
-        that are not recorded are cut off. Either all layers are cut or none.
+        that are not recorded are cut off. Where a layer cannot be cut there, all go back to the
+        last checkpoint before (``vkv.prefill``). Either all layers go back or none.
 
         Args:
             tokens: The whole new prompt, as ``vkv.save`` takes ids.
             at_least: Refuse a prompt that shares fewer leading tokens with the cache, and
                 leave the cache as it is; 0 lets an unrelated prompt empty it.
+            exact: Refuse to go back to a checkpoint before the common prefix.
 
         Returns:
             The rest of ``tokens``; at least one id.
@@ -104,6 +107,9 @@ class Prompt:
                 rule="L8",
             )
         keep = min(shared, len(ids) - 1)
+        if not exact:
+            back = reachable(self.cache, keep)
+            keep = keep if back is None else back
         self._cut(keep, len(known))
         self._ids, self._computed = ids, keep
         return ids[keep:]
@@ -161,7 +167,7 @@ class Prompt:
         joined, appended = chat.continued(tokenizer, known, text, plain=plain, **options)
         if joined is not None:
             try:
-                return self.resume(joined, at_least=0)
+                return self.resume(joined, at_least=0, exact=True)
             except CacheError:
                 pass  # a cache that cannot be cut keeps its ids
         return self.resume(appended)
@@ -226,7 +232,7 @@ class Prompt:
     def _cut(self, keep: int, known: int) -> None:
         held = max(self._lengths(), default=known)
         try:
-            cut(self.cache, keep, held)
+            go_back(self.cache, keep, held)
         except CacheError as exc:
             if held <= known:
                 raise

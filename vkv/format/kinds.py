@@ -21,6 +21,11 @@ Scalars = Mapping[str, int]
 Content = Literal["rows", "codes", "slots", "children"]
 
 
+def _whole(scalars: Scalars) -> int | None:
+    """Return 0: every token is still there."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """One kind of cache, as far as its scalars tell.
@@ -52,7 +57,12 @@ class Kind:
     expected_rows: Callable[[Scalars], int | None] = lambda scalars: scalars["offset"]
     check_rows: Callable[[Scalars, int], None] = lambda scalars, rows: None
     positions: Callable[[Scalars, int], Spans] = lambda scalars, rows: Spans([range(rows)])
-    shortest: Callable[[Scalars], int | None] = lambda scalars: 0
+    shortest: Callable[[Scalars], int | None] = _whole
+
+    @property
+    def lets_go(self) -> bool:
+        """Tell if such a cache may let go of earlier tokens."""
+        return self.shortest is not _whole
 
 
 def _check_quantized(scalars: Scalars) -> None:

@@ -107,6 +107,16 @@ def make(kind: str, scalars: dict[str, int], loaded: Loaded) -> Any:
     return ADAPTERS[kind].make(cache_class(KINDS[kind]), scalars, loaded)
 
 
+def children(cache: Any) -> Sequence[Any]:
+    """Return the caches inside a cache: of a CacheList, else none."""
+    return () if isinstance(cache, Packed) else _adapter(cache).children(cache)
+
+
+def lets_go(cache: Any) -> bool:
+    """Tell if a cache may let go of earlier tokens, so that it cannot be cut back to them."""
+    return not isinstance(cache, Packed) and _adapter(cache).kind.lets_go
+
+
 def shortest(cache: Any) -> int | None:
     """Return the fewest tokens that a cache can be cut back to, ``None`` if it cannot be cut.
 
