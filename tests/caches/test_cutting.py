@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.metadata import version
 
 import mlx.core as mx
 import pytest
@@ -10,6 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import vkv
 from fixtures.models import tiny
+from vkv.caches.packed.cache import PackedKVCache
 from vkv.errors import CacheError, MismatchError
 
 LOSSY = ["nsnquant:bits=2", "kvquant:bits=3", "affine:bits=4", "tc:bits=3"]
@@ -27,6 +29,16 @@ def filled(model, ids, *, step=None):
     return cache, logits
 
 
+def first_keys(cache):
+    """The first 192 keys of the first layer; a packed cache decodes them."""
+    first = cache[0]
+    keys = first.rows_keys.decode() if isinstance(first, PackedKVCache) else first.keys
+    return keys[..., :192, :]
+
+
+@pytest.mark.skipif(
+    version("mlx-lm").startswith("0.31."), reason="0.31 trims chunks below 256 tokens wrongly"
+)
 @pytest.mark.parametrize("kept", range(30, 60))
 def test_a_chunked_cache_goes_on_right_or_not_at_all(kept, tmp_path):
     model, ids = tiny.llama4(chunk=16), ids_of(60)
@@ -52,12 +64,12 @@ def test_error_does_not_grow_over_edits(codec, live, tmp_path):
     """An answer is asked for again and again; what is in front of the edits stays as it was."""
     model, ids = tiny.llama(head_dim=64), ids_of(320)
     cache, _ = filled(model, ids)
-    exact = cache[0].keys_and_values()[0][..., :192, :]
+    exact = first_keys(cache)
     path, errors = tmp_path / "n.vkv", []
     vkv.save(path, cache, tokens=ids, model=model, codec=codec)
     for turn in range(4):
         prompt = vkv.load(path, model=model, live=live)
-        kept = prompt.cache[0].keys_and_values()[0][..., :192, :]
+        kept = first_keys(prompt.cache)
         errors.append((mx.linalg.norm(kept - exact) / mx.linalg.norm(exact)).item())
         ids = ids[: 300 - 10 * turn] + [(7 * i + turn) % tiny.VOCAB for i in range(40)]
         rest = prompt.resume(ids)
@@ -72,14 +84,14 @@ def test_error_does_not_grow_over_edits(codec, live, tmp_path):
 def test_the_store_keeps_codes_in_front_of_an_edit(tmp_path):
     model, ids = tiny.llama(head_dim=64), ids_of(320)
     cache, _ = filled(model, ids)
-    exact = cache[0].keys_and_values()[0][..., :192, :]
+    exact = first_keys(cache)
     store, errors = vkv.PromptStore(tmp_path), []
     store.put(cache, ids, model=model, codec="nsnquant:bits=2")
     for turn in range(4):
         ids = ids[: 300 - 10 * turn] + [(7 * i + turn) % tiny.VOCAB for i in range(40)]
         hit = store.get(ids, model=model)
         assert hit.tokens == 300 - 10 * turn
-        kept = hit.cache[0].keys_and_values()[0][..., :192, :]
+        kept = first_keys(hit.cache)
         errors.append((mx.linalg.norm(kept - exact) / mx.linalg.norm(exact)).item())
         mx.eval(model(mx.array([hit.rest]), cache=hit.cache))
         store.put(hit.cache, ids, model=model, codec="nsnquant:bits=2")
@@ -90,7 +102,7 @@ def test_the_store_keeps_codes_in_front_of_an_edit(tmp_path):
 def test_layers_of_an_interrupted_step_are_refused(live, tmp_path):
     model = tiny.llama(head_dim=64)
     cache, _ = filled(model, ids_of(50))
-    cache[0].update_and_fetch(*(x[..., :1, :] for x in cache[0].keys_and_values()))
+    cache[0].update_and_fetch(cache[0].keys[..., :1, :], cache[0].values[..., :1, :])
     for options in ({}, {"model": model}):
         with pytest.raises(CacheError, match=r"50 tokens, but layers\[0\] holds 51") as caught:
             vkv.save(tmp_path / "a.vkv", cache, **options)

