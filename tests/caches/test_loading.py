@@ -42,7 +42,8 @@ def test_a_known_identity_is_not_computed_again(tmp_path, monkeypatch):
     model = saved(tmp_path / "a.vkv")
     known = identity.of_model(model)
     monkeypatch.setattr(identity, "of_model", None)
-    prompt = load_file(open_file(tmp_path / "a.vkv"), model=model, known=known)
+    with open_file(tmp_path / "a.vkv") as file:
+        prompt = load_file(file, model=model, known=known)
     assert len(prompt.tokens or ()) == 100
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import mlx.core as mx
@@ -52,6 +52,11 @@ class CacheFile:
     @property
     def header(self) -> Header:
         return self.document.header
+
+    @property
+    def search_paths(self) -> Sequence[SearchPath]:
+        """Files and folders where its dependencies are looked for."""
+        return self._resolver.search_paths
 
     def prefetch(self, names: Iterable[str]) -> None:
         """Start reading stored tensors in the background; ``array`` then waits for them."""

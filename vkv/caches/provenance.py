@@ -1,37 +1,140 @@
 """Remember which stored layer a cache was loaded from, so that saving it again loses nothing.
 
-A cache decoded from lossy codes and then saved would be quantized twice. A loaded
-cache therefore carries a ``Provenance``: when it is saved, each leading segment whose
-decoded values are still in the cache, bit for bit, is copied as it is, and only what
-follows is encoded. Where a cache was cut inside a segment, the codes in front of the
-cut are kept as far as the codec can cut: at a window, for a codec that has windows.
+A cache decoded from lossy codes and then saved would be quantized twice. A loaded cache
+therefore carries a ``Provenance``: the path of the file and the layer there, no open file.
+When the cache is saved the file is opened again, each leading segment whose decoded values
+are still in the cache, bit for bit, is copied as it is, and only what follows is encoded.
+So another file at that path does no harm: what is copied decodes to what the cache holds.
+Where a cache was cut inside a segment, the codes in front of the cut are kept as far as the
+codec can cut: at a window, for a codec that has windows.
 """
 
 from __future__ import annotations
 
-from typing import Any, Self
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
-from vkv.arrays.cache_file import CacheFile
+from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.caches.encoded import EncodedRun
 from vkv.caches.loading.decode import decode_segment
 from vkv.codecs import registry
 from vkv.codecs.protocol import NAMES
-from vkv.format.layers import segment_shape
+from vkv.errors import VkvError
+from vkv.format.dependencies import FileResolver, SearchPath
+from vkv.format.file_id import FileId
+from vkv.format.layers import segment_shape, walk
 from vkv.format.schema import Layer, Segment, Tensor
+from vkv.sources.urls import is_url
 
 _ATTRIBUTE = "vkv_provenance"
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedFile:
+    """A file that caches were loaded from.
+
+    Attributes:
+        path: Absolute, or a URL.
+        id: Its id at that time.
+        search_paths: Where the files are found that it depends on, absolute or URLs.
+    """
+
+    path: str
+    id: FileId
+    search_paths: tuple[str, ...]
+
+    def open(self) -> CacheFile:
+        """Open what is at the path now, or the file with the id in the search paths.
+
+        Raises:
+            VkvError: Neither is there, or it is damaged.
+            OSError: The file at the path cannot be read, and no other has the id.
+        """
+        try:
+            return open_file(self.path, search_paths=self.search_paths)
+        except OSError as exc:
+            try:
+                document = FileResolver(self.search_paths).open(self.id)
+            except VkvError:
+                raise exc from None
+            return CacheFile(document, resolver=FileResolver(self.search_paths))
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
-    """One layer of an open file. Copies of a cache share it."""
+    """The stored layer that a cache was loaded from; copies and pickles of the cache keep it.
 
-    def __init__(self, file: CacheFile, layer: Layer, at: str):
-        self.file, self.layer, self.at = file, layer, at
+    Attributes:
+        file: The file.
+        at: Path of the layer in it, ``layers[3].children[0]``.
+    """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
+    file: LoadedFile
+    at: str
+
+
+#: Files that caches were loaded from, opened again for one save.
+OpenFiles = Mapping[LoadedFile, CacheFile]
+
+
+def loaded_file(file: CacheFile) -> LoadedFile | None:
+    """Return what is remembered of an open file; ``None`` if it is in memory alone."""
+    name = file.document.name
+    if not is_url(name) and not os.path.isfile(name):
+        return None
+    paths = tuple(map(_absolute, file.search_paths))
+    return LoadedFile(_absolute(name), file.document.id, paths)
+
+
+def _absolute(path: SearchPath) -> str:
+    text = os.fspath(path)
+    return text if is_url(text) else os.path.abspath(text)
+
+
+@contextmanager
+def reopened(provenances: Iterable[Provenance]) -> Iterator[OpenFiles]:
+    """Open the files that caches were loaded from, until the block exits.
+
+    Warns:
+        UserWarning: One is gone or damaged: what was decoded from it is encoded anew.
+    """
+    with ExitStack() as stack:
+        files: dict[LoadedFile, CacheFile] = {}
+        for file in dict.fromkeys(provenance.file for provenance in provenances):
+            try:
+                files[file] = stack.enter_context(file.open())
+            except (VkvError, OSError) as exc:
+                warnings.warn(
+                    f"{file.path}, which the caches were loaded from, cannot be read ({exc}): its "
+                    "codes cannot be kept, what was decoded from them is encoded anew",
+                    UserWarning,
+                    stacklevel=4,
+                )
+        yield files
+
+
+def stored_layer(files: OpenFiles, provenance: Provenance | None) -> StoredLayer | None:
+    """Return the layer that a cache came from, if its file is open and has it."""
+    file = None if provenance is None else files.get(provenance.file)
+    if provenance is None or file is None:
+        return None
+    layer = dict(walk(file.header.layers)).get(provenance.at)
+    return None if layer is None else StoredLayer(file, layer, provenance.at)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """One layer of an open file, compared with a live cache."""
+
+    file: CacheFile
+    layer: Layer
+    at: str
 
     def runs(self, name: str, x: mx.array, first: int = 0) -> list[EncodedRun]:
         """Return the segments of a tensor, from row ``first`` on, that still decode to ``x``.
@@ -52,7 +155,7 @@ class Provenance:
         for i, segment in enumerate(tensor.segments):
             tokens = segment.tokens or tensor.shape[-2]
             if start >= first:
-                run = self._matching(name, tensor, i, x, start)
+                run = self._readable(name, tensor, i, x, start)
                 runs += [] if run is None else [run]
                 if run is None or run.tokens < tokens or start + tokens == x.shape[-2]:
                     break
@@ -62,6 +165,21 @@ class Provenance:
         while runs and runs[-1].codec.traits.lossless:
             runs.pop()
         return runs
+
+    def _readable(
+        self, name: str, tensor: Tensor, index: int, x: mx.array, start: int
+    ) -> EncodedRun | None:
+        """Return what ``_matching`` does; nothing, and a warning, if it cannot be read."""
+        try:
+            return self._matching(name, tensor, index, x, start)
+        except (VkvError, OSError) as exc:
+            warnings.warn(
+                f"codes of {self.file.document.name} cannot be kept ({exc}): what was decoded "
+                "from them is encoded anew",
+                UserWarning,
+                stacklevel=2,
+            )
+            return None
 
     def _matching(
         self, name: str, tensor: Tensor, index: int, x: mx.array, start: int

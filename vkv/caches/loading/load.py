@@ -19,7 +19,7 @@ from vkv.caches.packed.notes import unpacked
 from vkv.caches.packed.packable import first_packable
 from vkv.caches.packed.stored import packed_layer
 from vkv.caches.prompt import Prompt
-from vkv.caches.provenance import Provenance, attach
+from vkv.caches.provenance import Provenance, attach, loaded_file
 from vkv.caches.saving.request import Progress
 from vkv.codecs import registry
 from vkv.errors import CacheError
@@ -73,14 +73,10 @@ def load(
     """
     check_live(live)
     more = () if basis is None else (basis,)
-    file = open_file(path, verify=verify, search_paths=search_paths, more=more)
-    try:
+    with open_file(path, verify=verify, search_paths=search_paths, more=more) as file:
         return load_file(
             file, model=model, tokenizer=tokenizer, live=live, force=force, progress=progress
         )
-    except BaseException:
-        file.close()
-        raise
 
 
 def load_file(
@@ -96,8 +92,7 @@ def load_file(
     """Turn an open file into live mlx-lm caches.
 
     Args:
-        file: Stays open as long as the caches need it, to be saved again without loss;
-            the caller closes it where this raises.
+        file: Not needed by what is returned; the caller closes it.
         known: Identity of ``model``, as ``identity.of_model`` gives it, where the caller
             has computed it.
 
@@ -154,8 +149,9 @@ def _live(
             for i, child in enumerate(layer.children)
         ]
     cache = make(layer.kind, layer.scalars, loaded)
-    if any(not registry.is_lossless(s) for t in layer.tensors.values() for s in t.segments):
-        attach(cache, Provenance(file, layer, at))
+    lossy = any(not registry.is_lossless(s) for t in layer.tensors.values() for s in t.segments)
+    if lossy and (known := loaded_file(file)) is not None:
+        attach(cache, Provenance(known, at))
     return cache
 
 

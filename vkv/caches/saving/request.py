@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from vkv.caches.provenance import OpenFiles
 from vkv.caches.saving.basis_file import AttachedBasis
 from vkv.caches.saving.delta import ParentFile
 from vkv.codecs import registry
@@ -68,20 +69,20 @@ class SaveRequest:
         codecs: The codecs asked for.
         ropes: Rotary embeddings of the model.
         layer_ropes: For each layer, an index into ``ropes``, or ``None``.
-        reencode: Keep no codes of the files that the caches came from.
         max_segments: Carried-over segments a tensor may have before they are joined.
         parent: The file whose segments are referred to where they can be.
         basis: The file whose tables are used where the codec takes one.
+        sources: The files that the caches were loaded from, where codes are kept.
         known_tables: Tables that other files hold; equal ones are referred to.
     """
 
     codecs: CodecPair
     ropes: tuple[Rope, ...] = ()
     layer_ropes: tuple[int | None, ...] = ()
-    reencode: bool = False
     max_segments: int = MAX_SEGMENTS
     parent: ParentFile | None = None
     basis: AttachedBasis | None = None
+    sources: OpenFiles = field(default_factory=dict)
     known_tables: tuple[Stored, ...] = ()
 
     def tables(self) -> tuple[Stored, ...]:

@@ -15,6 +15,7 @@ from vkv.caches.kinds import live
 from vkv.caches.kinds.adapter import Snapshot
 from vkv.caches.position_deltas import position_deltas
 from vkv.caches.prompt import Prompt
+from vkv.caches.provenance import OpenFiles, Provenance, reopened
 from vkv.caches.saving.arguments import caches_and_tokens
 from vkv.caches.saving.basis_file import attached
 from vkv.caches.saving.delta import ParentFile
@@ -115,11 +116,13 @@ def save(
         codecs=codec_pair(codec),
         ropes=tuple(ropes),
         layer_ropes=owner.ropes if owner else (),
-        reencode=reencode,
         max_segments=max_segments(len(cache)),
-        known_tables=_external_tables(snapshots),
     )
     with ExitStack() as stack:
+        if not reencode:
+            sources = stack.enter_context(reopened(_provenances(snapshots)))
+            tables = _external_tables(sources)
+            request = replace(request, sources=sources, known_tables=tables)
         attachment = attached(basis, request.codecs.both(), owner, ropes)
         request = replace(request, basis=stack.enter_context(attachment))
         if parent is not None:
@@ -148,10 +151,13 @@ def _snapshot(cache: Any, index: int) -> Snapshot:
         raise exc.within(f"layers[{index}]") from None
 
 
-def _external_tables(snapshots: Iterable[Snapshot]) -> tuple[Stored, ...]:
-    """Return the tables of third files that the files the caches came from refer to."""
+def _provenances(snapshots: Iterable[Snapshot]) -> list[Provenance]:
     layers = [layer for top in snapshots for layer in top.walk()]
-    files = {id(o.file): o.file for layer in layers if (o := layer.provenance)}
+    return [layer.provenance for layer in layers if layer.provenance is not None]
+
+
+def _external_tables(files: OpenFiles) -> tuple[Stored, ...]:
+    """Return the tables of third files that the files the caches came from refer to."""
     return tuple(
         t for f in files.values() for t in f.header.tensors.values() if t.role == "table" and t.file
     )

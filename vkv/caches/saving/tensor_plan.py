@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from vkv.caches.encoded import EncodedRun, follows
 from vkv.caches.kinds.adapter import Snapshot, Value
-from vkv.caches.provenance import Provenance
+from vkv.caches.provenance import StoredLayer, stored_layer
 from vkv.caches.rope import rotate, usable
 from vkv.caches.saving.delta import ReferencedSegment
 from vkv.caches.saving.request import SaveRequest
@@ -130,7 +130,7 @@ def _plan_tensor(
     wanted = asked.configure(name, NAMES[value.dtype]) if value.tokens else plan.codec
     reason = _refused(snapshot, value, wanted)
     plan = _with_referenced(request, plan, plan.codec if reason else wanted)
-    plan = _with_runs(plan, None if request.reencode else snapshot.provenance)
+    plan = _with_runs(plan, stored_layer(request.sources, snapshot.provenance))
     if plan.rows is None:
         return plan
     if reason is None and plan.rows.size == 0 and plan.start == 0:
@@ -176,7 +176,7 @@ def _with_referenced(request: SaveRequest, plan: TensorPlan, codec: Codec) -> Te
     return replace(plan, referenced=tuple(segments), start=start, before=before)
 
 
-def _with_runs(plan: TensorPlan, provenance: Provenance | None) -> TensorPlan:
+def _with_runs(plan: TensorPlan, source: StoredLayer | None) -> TensorPlan:
     """Keep codes: those that the cache holds, or those of the file that it came from."""
     value, note, runs = plan.value, plan.note, list(plan.value.encoded)
     other = runs and plan.asked.codec is not type(runs[-1].codec)
@@ -185,8 +185,8 @@ def _with_runs(plan: TensorPlan, provenance: Provenance | None) -> TensorPlan:
     if value.x is None:
         return replace(plan, runs=tuple(runs), note=note)
     offset = 0 if runs else plan.start  # rows of x that stand before
-    if not runs and provenance is not None and value.tokens:
-        runs = provenance.runs(plan.name, value.x, plan.start)
+    if not runs and source is not None and value.tokens:
+        runs = source.runs(plan.name, value.x, plan.start)
         offset += sum(run.tokens for run in runs)
     start = plan.start + sum(run.tokens for run in runs)
     rows = value.x[..., offset:, :] if value.tokens else value.x
