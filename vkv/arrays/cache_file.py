@@ -144,11 +144,14 @@ class CacheFile:
 
     def decode_segment(
         self, tensor: Tensor, index: int, at: str, *, deferred: DeferredVerification | None = None
-    ) -> mx.array:
-        """Decode one segment of ``tensor``, in the tensor's dtype.
+    ) -> tuple[Codec, Parts, mx.array]:
+        """Read one segment of ``tensor`` and decode it, in the tensor's dtype.
 
         Keys whose rope was undone before encoding are returned so; ``vkv.caches``
         rotates them forward.
+
+        Returns:
+            The codec, the parts, and what they decode to.
 
         Raises:
             VkvError: As ``parts``; the message starts with ``at``.
@@ -159,14 +162,14 @@ class CacheFile:
             raise HeaderError(f"MLX has no dtype {tensor.dtype}", rule="H2", at=at)
         try:
             codec, parts = self.parts(segment, shape, deferred=deferred, decoded=True)
-            if 0 in shape:  # MLX's kernels are not made for it
-                return mx.zeros(shape, DTYPES[tensor.dtype])
-            out = codec.decode(parts, shape, DTYPES[tensor.dtype])
+            # MLX's kernels are not made for no elements
+            empty = mx.zeros(shape, DTYPES[tensor.dtype]) if 0 in shape else None
+            out = codec.decode(parts, shape, DTYPES[tensor.dtype]) if empty is None else empty
         except VkvError as exc:
             raise exc.within(at) from None
         if out.shape != shape:
             raise CodecError(f"decoded to {out.shape}, expected {shape}", rule="K4", at=at)
-        return out
+        return codec, parts, out
 
     def close(self) -> None:
         self._reader.close()

@@ -16,13 +16,13 @@ ATTRIBUTES = ("_rope_deltas", "rope_deltas")
 
 def position_deltas(model: Any) -> dict[str, list[float]]:
     """Return the differences that are not zero, by the path of the attribute in the model."""
-    found: dict[str, list[float]] = {}
+    shifted: dict[str, list[float]] = {}
     for path, module in model.named_modules() if hasattr(model, "named_modules") else ():
         for name in ATTRIBUTES:
             values = _numbers(getattr(module, name, None))
             if any(values):
-                found[f"{path}.{name}".lstrip(".")] = values
-    return found
+                shifted[f"{path}.{name}".lstrip(".")] = values
+    return shifted
 
 
 def _numbers(value: Any) -> list[float]:

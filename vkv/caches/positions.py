@@ -46,7 +46,7 @@ def runs(positions: Positions, count: int) -> list[range]:
 
 
 def rows(positions: Positions, count: int) -> Any:
-    """A range or runs where the positions are so anyhow, else an int64 array."""
+    """Return positions as a range or runs where they are so already, else as an int64 array."""
     if isinstance(positions, int):
         return range(positions, positions + count)
     if isinstance(positions, Spans) or (isinstance(positions, range) and positions.step == 1):

@@ -28,8 +28,8 @@ from vkv.codecs.protocol import NAMES
 from vkv.errors import VkvError
 from vkv.format.dependencies import FileResolver, SearchPath
 from vkv.format.file_id import FileId
-from vkv.format.layers import segment_shape, walk
-from vkv.format.schema import Layer, Segment, Tensor
+from vkv.format.layers import walk
+from vkv.format.schema import Layer, Tensor
 from vkv.sources.urls import is_url
 
 _ATTRIBUTE = "vkv_provenance"
@@ -186,23 +186,13 @@ class StoredLayer:
     ) -> EncodedRun | None:
         """Return segment ``index``, or as much of its front as is in ``x`` from ``start`` on."""
         segment = tensor.segments[index]
-        roles = self._roles(segment)
-        if registry.is_lossless(segment) and "sink" not in roles.values():
+        sink = "sink" in {self.file.header.tensors[p].role for p in segment.parts.values()}
+        if segment.tokens is None or (registry.is_lossless(segment) and not sink):
             return None
-        if segment.tokens is None:
-            return None
-        decoded = decode_segment(self.file, self.layer, name, index, start, self.at)
+        run, decoded = decode_segment(self.file, self.layer, name, index, start, self.at)
         tokens = min(segment.tokens, x.shape[-2] - start)
         tokens = _equal_tokens(decoded[..., :tokens, :], x[..., start : start + tokens, :])
-        codec, parts = self.file.parts(segment, segment_shape(tensor, segment))
-        rope = None if segment.rope is None else self.file.header.ropes[segment.rope]
-        whole = EncodedRun(codec, parts, segment.tokens, roles, rope)
-        return whole.prefix(tensor.shape, tokens)
-
-    def _roles(self, segment: Segment) -> dict[str, str]:
-        """Return the role of each part, as the file has it."""
-        stored = self.file.header.tensors
-        return {part: stored[name].role for part, name in segment.parts.items()}
+        return run.prefix(tensor.shape, tokens)
 
 
 def attach(cache: Any, provenance: Provenance) -> None:

@@ -82,7 +82,7 @@ def _ring_rows(scalars: Scalars) -> int | None:
 
 
 def _check_ring_rows(scalars: Scalars, rows: int) -> None:
-    """A prefill in one call leaves more rows than ``max_size``, up to all tokens."""
+    """Check the rows of a ring; a prefill in one call leaves up to all tokens in it."""
     offset = scalars["offset"]
     low = scalars["keep"] if rows < offset else rows
     full = min(offset, scalars["max_size"])
@@ -95,7 +95,7 @@ def _ring_positions(scalars: Scalars, rows: int) -> Spans:
 
 
 def _shortest_ring(scalars: Scalars) -> int | None:
-    """A full ring has let go of rows that an earlier token would see."""
+    """Return 0 for a ring that still has every row; a full one has dropped some."""
     return 0 if scalars["offset"] < scalars["max_size"] else None
 
 
@@ -112,7 +112,7 @@ def _chunk_positions(scalars: Scalars, rows: int) -> Spans:
 
 
 def _shortest_chunked(scalars: Scalars) -> int | None:
-    """The next token sees its chunk from the chunk's first token on; that must be there."""
+    """Return the first chunk whose start is still there: the next token sees its chunk from it."""
     first = -(-scalars["start"] // scalars["chunk_size"]) * scalars["chunk_size"]
     return first if first <= scalars["offset"] else None
 

@@ -41,7 +41,7 @@ class Spans(Sequence[int]):
 
 
 def ring_positions(length: int, offset: int, keep: int, idx: int) -> Spans:
-    """Absolute positions of the slots of a ``RotatingKVCache``, in storage order.
+    """Return the absolute positions of the slots of a ``RotatingKVCache``, in storage order.
 
     Slots up to ``keep`` hold the first tokens for good. Of the others, those before
     ``idx`` hold the newest tokens and those from ``idx`` on the older ones; with

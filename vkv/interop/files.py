@@ -76,7 +76,7 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Snapshot], dict[str, str]]:
 
 
 def _open(name: str) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """Lazy arrays and metadata, after the ``safetensors`` library has checked the framing.
+    """Read lazy arrays and metadata, once the ``safetensors`` library has checked the framing.
 
     The name is opened once, since another file may take it meanwhile.
     """
@@ -168,7 +168,7 @@ def _list(
 
 
 def _classes(node: Tree) -> list[Tree]:
-    """Class names of the layers, all known: an unknown one may have any arrays."""
+    """Return the class names of the layers, all known: an unknown one may have any arrays."""
     names = items(node, "classes")
     for i, name in enumerate(names):
         _kind(name, f"layers[{i}]")

@@ -54,9 +54,9 @@ def snapshot(saved: Saved, at: str) -> Snapshot:
         CodecError: Numbers that no quantized cache has (A1, K3).
     """
     if saved.kind.content == "children":
-        found = enumerate(saved.children)
+        children = enumerate(saved.children)
         return Snapshot(
-            saved.kind.name, children=[snapshot(c, f"{at}.children[{i}]") for i, c in found]
+            saved.kind.name, children=[snapshot(c, f"{at}.children[{i}]") for i, c in children]
         )
     taken = _slots(saved, at) if saved.kind.content == "slots" else _rows(saved, at)
     tensors = {name: _form(value) for name, value in taken.values.items()}
@@ -72,7 +72,7 @@ def _form(value: Value) -> Tensor:
 
 
 def items(node: Tree, at: str, count: int | None = None) -> list[Tree]:
-    """Children of a node whose names are 0, 1, 2 and so on.
+    """Return the children of a node whose names are 0, 1, 2 and so on.
 
     Raises:
         CacheError: None, or other names, or not ``count`` of them (L4).
@@ -80,9 +80,9 @@ def items(node: Tree, at: str, count: int | None = None) -> list[Tree]:
     names = node if isinstance(node, dict) else {}
     expected = len(names) if count is None else count
     if not names or names.keys() != {str(i) for i in range(expected)}:
-        found = ", ".join(sorted(names)[:8])[:80] or "nothing"
+        text = ", ".join(sorted(names)[:8])[:80] or "nothing"
         what = "0, 1, 2 …" if count is None else f"{count} items from 0"
-        raise CacheError(f"found {found}, expected {what}", rule="L4", at=at)
+        raise CacheError(f"found {text}, expected {what}", rule="L4", at=at)
     return [names[str(i)] for i in range(expected)]
 
 
@@ -97,10 +97,10 @@ def _slots(saved: Saved, at: str) -> Snapshot:
     slots = items(saved.fields["slots"], at)
     if len(slots) > MAX_SLOTS:
         raise CacheError(f"{len(slots)} slots, the limit is {MAX_SLOTS}", rule="L3", at=at)
-    held = {str(i): x for i, x in enumerate(slots)}
-    held |= {name: saved.fields.get(name) for name in ("left_padding", "lengths")}
+    arrays = {str(i): x for i, x in enumerate(slots)}
+    arrays |= {name: saved.fields.get(name) for name in ("left_padding", "lengths")}
     values = {}
-    for name, x in held.items():
+    for name, x in arrays.items():
         if x is None:
             continue
         if not isinstance(x, mx.array):
@@ -120,14 +120,14 @@ def _rows(saved: Saved, at: str) -> Snapshot:
     counts = [value.shape[-2] for value in values.values()]
     if len(set(counts)) > 1:
         raise CacheError(f"{counts} rows of keys and values, expected as many", rule="L4", at=at)
-    held = counts[0] if counts else 0
+    stored = counts[0] if counts else 0
     start = scalars.get("start", 0)
     if "offset" not in scalars:
-        scalars["offset"] = start + held - _padding(values, start, held, at)
+        scalars["offset"] = start + stored - _padding(values, start, stored, at)
     known = saved.kind.expected_rows(scalars) if scalars.keys() == set(saved.kind.scalars) else None
-    rows = min(scalars["offset"], held) if known is None else known
-    if not 0 <= rows <= held:
-        raise CacheError(f"{held} rows, its numbers say {rows}", rule="L5", at=at)
+    rows = min(scalars["offset"], stored) if known is None else known
+    if not 0 <= rows <= stored:
+        raise CacheError(f"{stored} rows, its numbers say {rows}", rule="L5", at=at)
     cut = {name: _cut(value, rows) for name, value in values.items()} if rows else {}
     return Snapshot(saved.kind.name, scalars, cut)
 
@@ -142,14 +142,14 @@ def _number(node: Tree, at: str) -> int:
 
 def _array(x: Tree, scalars: dict[str, int], at: str) -> Value:
     if not isinstance(x, mx.array) or x.ndim != 4:  # B, H, T, D
-        found = str(x.shape) if isinstance(x, mx.array) else shown(x)
-        raise CacheError(f"{found}, expected an array (B, H, T, D)", rule="L4", at=at)
+        text = str(x.shape) if isinstance(x, mx.array) else shown(x)
+        raise CacheError(f"{text}, expected an array (B, H, T, D)", rule="L4", at=at)
     return Value(x.shape, x.dtype, x)
 
 
 def _codes(node: Tree, scalars: dict[str, int], at: str) -> Value:
-    found = zip(("codes", "scales", "biases"), items(node, at, 3), strict=True)
-    parts = {name: _array(x, scalars, f"{at}.{name}") for name, x in found}
+    named = zip(("codes", "scales", "biases"), items(node, at, 3), strict=True)
+    parts = {name: _array(x, scalars, f"{at}.{name}") for name, x in named}
     scales = parts["scales"]
     dtype = NAMES[scales.dtype]
     try:
@@ -158,8 +158,8 @@ def _codes(node: Tree, scalars: dict[str, int], at: str) -> Value:
         check_forms(codec.layout(shape), {n: (NAMES[p.dtype], p.shape) for n, p in parts.items()})
     except VkvError as exc:
         raise exc.within(at) from None
-    held = {name: part.x for name, part in parts.items() if part.x is not None}
-    return Value(shape, scales.dtype, encoded=(EncodedRun(codec, held, shape[-2], codec.roles),))
+    codes = {name: part.x for name, part in parts.items() if part.x is not None}
+    return Value(shape, scales.dtype, encoded=(EncodedRun(codec, codes, shape[-2], codec.roles),))
 
 
 def _padding(values: dict[str, Value], start: int, rows: int, at: str) -> int:

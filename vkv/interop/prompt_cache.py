@@ -15,7 +15,7 @@ def save_prompt_cache(
     cache: Sequence[Any],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """As ``mlx_lm.models.cache.save_prompt_cache``, into a ``.vkv`` file, losslessly.
+    """Save as ``mlx_lm.models.cache.save_prompt_cache`` does, into a ``.vkv`` file, losslessly.
 
     Neither tokens nor a model are known here, so ``vkv.load`` cannot check them:
     prefer ``vkv.save``. Raises as ``vkv.save``.
@@ -26,7 +26,7 @@ def save_prompt_cache(
 def load_prompt_cache(
     file_name: str | os.PathLike[str], return_metadata: bool = False
 ) -> list[Any] | tuple[list[Any], dict[str, str]]:
-    """As ``mlx_lm.models.cache.load_prompt_cache``, from a ``.vkv`` file.
+    """Load as ``mlx_lm.models.cache.load_prompt_cache`` does, from a ``.vkv`` file.
 
     Returns:
         The caches, or the caches and the metadata. Raises as ``vkv.load``.

@@ -1,4 +1,4 @@
-"""What an error in a cache costs its model: gradients of the model's own log-probabilities.
+"""Measure what an error in a cache costs its model, by gradients of its log-probabilities.
 
 For tokens ``y`` drawn from the model itself, the mean of ``g g^T`` over gradients ``g``
 of ``log p(y)`` by one tensor's tokens is the Fisher information ``F`` of that tensor:
@@ -26,7 +26,7 @@ def gradients(
     tokens: Sequence[int],
     seed: int,
 ) -> Arrays:
-    """Gradients of the log-probabilities of drawn successors of ``tokens``.
+    """Return the gradients of the log-probabilities of drawn successors of ``tokens``.
 
     Args:
         model: An mlx-lm model.
@@ -42,7 +42,7 @@ def gradients(
         ValueError, RuntimeError: The model has an operation without a gradient.
     """
     ids, key = mx.array([list(tokens)]), mx.random.key(seed)
-    held = {path: x for i, s in enumerate(snapshots) for path, x in _arrays(s, f"layers.{i}")}
+    arrays = {path: x for i, s in enumerate(snapshots) for path, x in _arrays(s, f"layers.{i}")}
 
     def drawn(tensors: Arrays) -> mx.array:
         cache = [_made(s, f"layers.{i}", tensors) for i, s in enumerate(snapshots)]
@@ -51,21 +51,21 @@ def gradients(
         scores = mx.take_along_axis(logits, y[:, None], axis=-1)[:, 0]
         return (scores - mx.logsumexp(logits, axis=-1)).sum()
 
-    found: Arrays = mx.grad(drawn)({path: held[path] for path in paths})
-    mx.eval(found)
-    return found
+    by_path: Arrays = mx.grad(drawn)({path: arrays[path] for path in paths})
+    mx.eval(by_path)
+    return by_path
 
 
 def _arrays(snapshot: Snapshot, path: str) -> list[tuple[str, mx.array]]:
-    """Every array of a cache and its children, by path."""
-    found = [(f"{path}.{name}", v.x) for name, v in snapshot.values.items() if v.x is not None]
+    """List every array of a cache and its children, by path."""
+    arrays = [(f"{path}.{name}", v.x) for name, v in snapshot.values.items() if v.x is not None]
     for i, child in enumerate(snapshot.children):
-        found += _arrays(child, f"{path}.{i}")
-    return found
+        arrays += _arrays(child, f"{path}.{i}")
+    return arrays
 
 
 def _made(snapshot: Snapshot, path: str, tensors: Mapping[str, mx.array]) -> Any:
-    """The cache again, with some of its arrays replaced."""
+    """Make the cache again, with some of its arrays replaced."""
     loaded: dict[str, Any] = {
         name: tensors.get(f"{path}.{name}", value.x) for name, value in snapshot.values.items()
     }

@@ -141,7 +141,7 @@ class Training:
             yield len(step)
 
     def _learn(self, pieces: dict[str, tuple[Piece, TensorPlan]]) -> None:
-        """Moments, and weights in case that there are no gradients."""
+        """Add to the moments, and to the weights that serve where there are no gradients."""
         weights = tc_rate.weights([piece for piece, _ in pieces.values()])
         for (path, (piece, _)), weight in zip(pieces.items(), weights, strict=True):
             z, _ = tc_blocks.centred(piece.x)
@@ -158,24 +158,24 @@ class Training:
         """
         pieces = _pieces(self._request, snapshots)
         try:
-            found = gradients(model, snapshots, list(pieces), step, seed)
+            by_path = gradients(model, snapshots, list(pieces), step, seed)
         except (ValueError, RuntimeError, NotImplementedError) as exc:
             self._reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             return
         for path, (piece, tensor) in pieces.items():
-            g = tc_blocks.flat(_pulled(tensor, found[path]))
+            g = tc_blocks.flat(_pulled(tensor, by_path[path]))
             g = g[_between(tensor, piece.start, context)]
             self._fisher[path] = self._fisher.get(path, 0.0) + (g.T @ g).astype(np.float64)
 
     def tables(self) -> dict[str, mx.array]:
-        """A basis of each tensor, by the name it has in the file.
+        """Return a basis for each tensor, by the name it has in the file.
 
         Raises:
             VkvError: There is no tensor that can have one.
         """
         count = self._texts * self._probe
         costs: dict[str, F64 | float] = {
-            path: float(np.exp(np.mean(np.log(found)))) for path, found in self._weights.items()
+            path: float(np.exp(np.mean(np.log(weights)))) for path, weights in self._weights.items()
         }
         if not self._reason:  # without a gradient (an index of top tokens): axes of its own
             costs = {path: f / count for path, f in self._fisher.items() if f.any()}
@@ -186,7 +186,7 @@ class Training:
         return {f"{path}.basis": x for path, x in zip(costs, trained, strict=True)}
 
     def metadata(self, texts: int, context: int) -> dict[str, str]:
-        """What the file says of its making."""
+        """Return the metadata that records how the basis was made."""
         tokens = f"{texts} x {context}"
         if self._reason:
             return {"basis.tokens": tokens, "basis.weights": f"caches alone: {self._reason}"}

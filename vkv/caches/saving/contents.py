@@ -56,7 +56,7 @@ class FileContents:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Features that a reader must know: external references, and keys without rope."""
+        """Name the features that a reader must know: external references, keys without rope."""
         rotated = any(_rotated(layer) for layer in self.layers)
         return (*(["files"] if self.external else []), *(["rope"] if rotated else []))
 
