@@ -40,6 +40,24 @@ def model_dir(tmp_path_factory):
     return get
 
 
+@pytest.fixture(scope="session")
+def run_server(model_dir, tmp_path_factory):
+    """Run a server of a tiny llama with given flags in a ``with`` block, over a new store."""
+
+    @contextmanager
+    def run(flags=(), **options):
+        disk = Disk(tmp_path_factory.mktemp("store") / "store", **{"min_tokens": MIN} | options)
+        args = upstream.arguments(**{"model": str(model_dir()), "port": 0} | dict(flags))
+        server = Server(args, disk)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()
+
+    return run
+
+
 @pytest.fixture
 def serving(model_dir, tmp_path):
     """Run a server in a ``with`` block, over the same store each time."""

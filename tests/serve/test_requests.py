@@ -51,6 +51,10 @@ def templated(options):
     return {"messages": messages(FIRST), "max_tokens": 2, "chat_template_kwargs": options}
 
 
+def chat(**others):
+    return {"messages": messages(FIRST), "max_tokens": 2} | others
+
+
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 
 
@@ -84,7 +88,35 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
         (TEXT, prompt("a", logit_bias={"99999999999": 1}), "logit_bias"),
         (TEXT, prompt("a", logit_bias=[1]), "logit_bias"),
         (TEXT, prompt("a", logit_bias={"2147483": 1}), "logit_bias"),
+        (TEXT, prompt("a", logit_bias={"259": 1}), "logit_bias"),
+        (TEXT, prompt("a", logit_bias={"-1": 1}), "logit_bias"),
         (TEXT, prompt("a", repetition_penalty=10**25), "repetition_penalty"),
+        (TEXT, prompt("a", repetition_penalty=5e-324), "repetition_penalty"),
+        (TEXT, prompt("a", temperature=1e-300), "temperature"),
+        (TEXT, prompt("a", temperature=-1), "temperature"),
+        (TEXT, prompt("a", top_p=1.5), "top_p"),
+        (TEXT, prompt("a", min_p=-0.1), "min_p"),
+        (TEXT, prompt("a", top_k=1.5), "top_k"),
+        (TEXT, prompt("a", xtc_probability=1.0, xtc_threshold=0.9), "xtc_threshold"),
+        (TEXT, prompt("a", n=2), "n"),
+        (TEXT, prompt("a", n=True), "n"),
+        (TEXT, prompt("a", best_of=3), "best_of"),
+        (TEXT, prompt("a", echo=True), "echo"),
+        (TEXT, prompt("a", suffix="b"), "suffix"),
+        (TEXT, prompt("a", draft_model="org/draft"), "draft_model"),
+        (TEXT, prompt("a", num_draft_tokens=3), "num_draft_tokens"),
+        (TEXT, prompt("a", stream=True, logprobs=True), "logprobs"),
+        (TEXT, prompt("a", stream=True, top_logprobs=2), "top_logprobs"),
+        (TEXT, prompt("a", top_logprobs=12), "top_logprobs"),
+        (TEXT, prompt("a", stop=["x"] * 17), "stop"),
+        (TEXT, prompt("a", tempperature=1), "tempperature"),
+        (TEXT, prompt("a", stream_options={"include": True}), "stream_options.include"),
+        (CHAT, chat(response_format={"type": "json_object"}), "response_format"),
+        (CHAT, chat(tool_choice="required"), "tool_choice"),
+        (CHAT, chat(functions=[{"name": "f"}]), "functions"),
+        (CHAT, chat(reasoning_effort="high"), "reasoning_effort"),
+        (CHAT, chat(role_mapping={"user": "x"}), "role_mapping"),
+        (CHAT, chat(tools=["f"]), "tools[0]"),
         (TEXT, prompt("a", temperature=float("nan")), None),
         (TEXT, prompt("a", top_logprobs=True), "top_logprobs"),
         (TEXT, prompt("a", stream=True, stream_options=5), "stream_options"),
@@ -147,6 +179,49 @@ def test_what_is_odd_and_right_is_served(server, others):
     status, data = send(server, TEXT, {"prompt": ["a"]} | others)
     assert (status, b"error" in data) == (200, False)
     assert data
+
+
+SENT = {
+    "adapters": None, "best_of": 1, "draft_model": "default_model", "echo": False,
+    "frequency_context_size": None, "frequency_penalty": None, "logit_bias": None,
+    "logprobs": None, "max_completion_tokens": None, "metadata": {"a": "b"}, "min_p": None,
+    "model": None, "n": 1, "num_draft_tokens": None, "presence_context_size": None,
+    "presence_penalty": None, "prompt_cache_key": "k", "repetition_context_size": None,
+    "repetition_penalty": None, "response_format": {"type": "text"}, "safety_identifier": "s",
+    "seed": None, "service_tier": "auto", "stop": None, "store": False, "stream": None,
+    "stream_options": None, "suffix": None, "temperature": None, "top_k": None,
+    "top_logprobs": None, "top_p": None, "user": "u", "xtc_probability": None,
+    "xtc_threshold": None,
+}  # fmt: skip
+
+
+def test_null_and_what_asks_for_nothing_change_nothing(server):
+    plain = json.loads(send(server, TEXT, prompt("a"))[1])
+    status, data = send(server, TEXT, prompt("a", **SENT))
+    assert status == 200
+    assert json.loads(data)["choices"] == plain["choices"]
+    for name in SENT:
+        assert send(server, TEXT, prompt("a", **{name: None}))[0] == 200, name
+    assert send(server, TEXT, prompt("a", max_tokens=None, max_completion_tokens=2))[0] == 200
+
+
+def test_tools_may_be_switched_off(server):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    for choice in ("none", "auto", None):
+        assert send(server, CHAT, chat(tools=tools, tool_choice=choice))[0] == 200
+
+
+def test_a_prompt_beyond_the_context(server):
+    status, data = send(server, TEXT, prompt("a" * 5000))
+    assert (status, json.loads(data)["error"]["code"]) == (400, "context_length_exceeded")
+    status, data = send(server, TEXT, prompt("a" * 4092, max_tokens=99, logit_bias=NO_END))
+    choice = json.loads(data)
+    assert (status, choice["choices"][0]["finish_reason"]) == (200, "length")
+    assert choice["usage"]["total_tokens"] == 4096
+
+
+#: Tokens that end an answer of the tiny models.
+NO_END = {"256": -1000, "257": -1000, "258": -1000}
 
 
 def test_what_the_template_takes_is_passed_on(server):

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import pytest
 from vkv_cli.commands.serve import serve
 
-from vkv.errors import UnsupportedError
+from vkv.errors import UnsupportedError, VkvError
 from vkv.serve import upstream
 from vkv.serve.flags import DEFAULTS, OWN
 
@@ -69,6 +69,49 @@ def test_a_release_that_lacks_a_name_is_refused(monkeypatch):
     monkeypatch.delattr(cache.LRUPromptCache, "insert_cache")
     with pytest.raises(UnsupportedError, match=r"cache\.LRUPromptCache\.insert_cache; "):
         upstream.check()
+
+
+def test_a_release_that_lacks_an_attribute_is_refused(monkeypatch):
+    from mlx_lm import server
+
+    def construct(self):
+        self.requests = None
+
+    monkeypatch.setattr(server.ResponseGenerator, "__init__", construct)
+    with pytest.raises(UnsupportedError, match=r"ResponseGenerator\(\)\._generation_thread; "):
+        upstream.check()
+
+
+def test_the_attributes_of_a_request_are_those_that_mlx_lm_sets():
+    """What ``do_POST`` takes from a body is what ``settings`` gives, and nothing less."""
+    import dis
+
+    from mlx_lm.server import APIHandler, CompletionRequest
+
+    from vkv.serve.completion import ModelLimits, content, parse, settings
+
+    body = parse(b'{"messages": [{"role": "user"}]}', chat=True)
+    given = settings(body, ModelLimits(259, 4096, False), upstream.arguments(model="m"))
+    taken = {i.argval for i in dis.get_instructions(APIHandler.do_POST) if i.opname == "STORE_ATTR"}
+    assert given.keys() == taken - {"body"}
+    assert content(body).keys() == CompletionRequest.__dataclass_fields__.keys()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"prefill_step_size": 0}, "--prefill-step-size is 0, expected 1 to "),
+        ({"prompt_concurrency": 0}, "--prompt-concurrency is 0, expected 1 to "),
+        ({"max_tokens": 0}, "--max-tokens is 0, expected 1 to "),
+        ({"top_p": 5.0}, "--top-p is 5.0, expected 0.0 to 1.0"),
+        ({"temp": -1.0}, "--temp is -1.0, expected 0.0 to 100.0"),
+        ({"temp": float("nan")}, "--temp is nan, expected 0.0 to 100.0"),
+        ({"kv_group_size": 48}, r"--kv-group-size is 48, expected one of \(32, 64, 128\)"),
+    ],
+)
+def test_flags_out_of_range(flags, words):
+    with pytest.raises(VkvError, match=words):
+        upstream.arguments(model="m", **flags)
 
 
 def test_unknown_arguments():

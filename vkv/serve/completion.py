@@ -26,10 +26,12 @@ class ModelLimits:
 
     Args:
         vocabulary: Number of logits.
+        context: Most tokens of a prompt and its answer together.
         images: True if the model takes images.
     """
 
     vocabulary: int
+    context: int
     images: bool
 
 

@@ -34,6 +34,10 @@ _log = logging.getLogger("vkv.serve")
 class TimedReader(io.RawIOBase):
     """Read a socket until a deadline that covers all reads together.
 
+    Args:
+        connection: Stays open when the reader is closed.
+        seconds: From now to the deadline.
+
     Raises:
         TimeoutError: Once the deadline has passed.
     """
@@ -49,7 +53,7 @@ class TimedReader(io.RawIOBase):
         """Read at most as many bytes as ``buffer`` holds; 0 at the end."""
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("the request did not arrive in time")
+            raise TimeoutError("it did not arrive in time")
         self._connection.settimeout(left)
         return self._connection.recv_into(buffer)
 
@@ -93,7 +97,8 @@ class Connections:
         with self._lock:
             # The system gives out the lowest free number, so a high one means few are free.
             highest = max((c.fileno() for c in self._clients), default=0)
-            return len(self._clients) >= MAX_CONNECTIONS or 0 < soft - RESERVED <= highest
+            tight = bool(self._clients) and soft != resource.RLIM_INFINITY
+            return len(self._clients) >= MAX_CONNECTIONS or (tight and highest >= soft - RESERVED)
 
     def evict(self) -> bool:
         """End the connection that has read the longest; return False if all must be spared."""

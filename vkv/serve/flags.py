@@ -45,6 +45,7 @@ OWN: dict[str, Any] = {
     "allowed_hosts": (),
     "allow_image_urls": False,
     "hide_cached_tokens": False,
+    "max_context": None,
 }
 _MOST = 2**31 - 1
 #: The least and the largest value of flags that are numbers.
@@ -54,6 +55,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "top_p": (0.0, 1.0),
     "top_k": (0, _MOST),
     "min_p": (0.0, 1.0),
+    "max_context": (2, _MOST),
     "max_tokens": (1, _MOST),
     "decode_concurrency": (1, 4096),
     "prompt_concurrency": (1, 4096),

@@ -101,6 +101,16 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
             self._queue.close(error)
             self._died()
 
+    def _fit(self, tokens: int, args: Any) -> None:
+        """Refuse a prompt that leaves no room for an answer; let an answer end at the limit."""
+        context = self.model_provider.limits.context
+        if tokens >= context:
+            raise RequestError(
+                f"the prompt has {tokens:,} tokens, expected less than {context:,} (--max-context)",
+                code="context_length_exceeded",
+            )
+        args.max_tokens = min(args.max_tokens, context - tokens)
+
     def _serve_single(self, request: Any, *more: Any) -> None:
         request[0].alone = True
         super()._serve_single(request, *more)
@@ -112,6 +122,7 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
             tokenized = super()._tokenize(tokenizer, request, args)
         if not tokenized[0]:
             raise RequestError("the prompt has no tokens")
+        self._fit(len(tokenized[0]), args)
         for word in args.stop_words:
             if not tokenizer.encode(word, add_special_tokens=False):
                 raise RequestError(f"the stop word {word[:40]!r} has no tokens", "stop")

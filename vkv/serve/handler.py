@@ -151,7 +151,7 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
         try:
             data: bytes = self.rfile.read(self._unread)
         except TimeoutError as exc:
-            raise RequestError(f"{exc} ({READ:g} s)", status=408) from exc
+            raise RequestError(f"the request did not arrive in {READ:g} s", status=408) from exc
         size, self._unread = self._unread, 0
         if len(data) < size:
             raise RequestError(f"a body of {len(data)} bytes, Content-Length is {size}")
@@ -172,6 +172,7 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
             self.handle_completion(request, stop_words)
         finally:
             self.wfile = wire
+            self.front.cancel(self.connection, ConnectionAbortedError("the answer has ended"))
         if self._held is not None:
             raise recorder.error or RequestError("the request was refused")
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from vkv.serve import messages
 from vkv.serve.body import MAX_BODY
+from vkv.serve.connections import TimedReader
 from vkv.serve.request_error import RequestError
 
 #: Most pixels of an image: 3 bytes each once decoded.
@@ -101,23 +102,20 @@ def download(url: str, *, deadline: float, limit: int) -> bytes:
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request("GET", target, headers={"Accept": "image/*"})
-        response = connection.getresponse()
-        if response.status != 200:
-            raise ValueError(f"the answer has status {response.status}, expected 200")
-        return _read(response, connection, deadline, limit)
+        with connection.getresponse() as response:
+            if response.status != 200:
+                raise ValueError(f"the answer has status {response.status}, expected 200")
+            return _read(response, limit)
     finally:
         connection.close()
 
 
-def _read(
-    response: http.client.HTTPResponse, connection: _Connection, deadline: float, limit: int
-) -> bytes:
+def _read(response: http.client.HTTPResponse, limit: int) -> bytes:
     data = bytearray()
     while piece := response.read1(1 << 16):
         data += piece
         if len(data) > limit:
             raise ValueError(f"more than {limit:,} bytes")
-        connection.hurry(deadline)
     return bytes(data)
 
 
@@ -144,6 +142,7 @@ class _Connection(http.client.HTTPConnection):
     def __init__(self, host: str, address: tuple[str, int], deadline: float, *, secure: bool):
         super().__init__(host, address[1], timeout=TIMEOUT)
         self._address, self._deadline, self._secure = address, deadline, secure
+        self.response_class = self._response  # type: ignore[assignment]
 
     def connect(self) -> None:
         """Open the connection."""
@@ -152,10 +151,33 @@ class _Connection(http.client.HTTPConnection):
             context = ssl.create_default_context()
             self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
 
-    def hurry(self, deadline: float) -> None:
-        """Let the next read take no longer than what is left."""
-        if self.sock is not None:
-            self.sock.settimeout(_left(deadline))
+    def _response(self, connection: socket.socket, **options: Any) -> http.client.HTTPResponse:
+        timed: Any = _Timed(connection, self._deadline)
+        return http.client.HTTPResponse(timed, **options)
+
+
+class _Timed:
+    """Give ``http.client`` a socket whose reads end at a deadline, all together."""
+
+    def __init__(self, connection: socket.socket, deadline: float):
+        self._connection, self._deadline = connection, deadline
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Open the socket for reading."""
+        return io.BufferedReader(_TimedFile(self._connection, _left(self._deadline)))
+
+
+class _TimedFile(TimedReader):
+    """Keep the socket open: ``http.client`` closes it before the body is read."""
+
+    def __init__(self, connection: socket.socket, seconds: float):
+        super().__init__(connection, seconds)
+        self._file = connection.makefile("rb")
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._file.close()
+        super().close()
 
 
 def _left(deadline: float) -> float:

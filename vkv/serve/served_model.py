@@ -20,6 +20,8 @@ from vkv.serve.prompts import StoredPrompts
 #: Bytes from which a request is tokenized in the thread of its connection: 1 MB takes
 #: about a second, in which no other request would get a token.
 LONG = 1 << 15
+#: Tokens of a prompt and its answer, for a model that does not say what it was made for.
+CONTEXT = 1 << 20
 
 
 class Models(ModelProvider):  # type: ignore[misc]  # mlx-lm has no types
@@ -35,14 +37,15 @@ class Models(ModelProvider):  # type: ignore[misc]  # mlx-lm has no types
         super().__init__(args)
         self.tried = threading.Event()
         self.error: Exception | None = None
-        self.limits = ModelLimits(0, False)
+        self.limits = ModelLimits(0, 0, False)
 
     def load_default(self) -> None:
         """Load the model in the generation thread, which MLX binds its work to."""
         try:
             super().load_default()
             images = getattr(self, "processor", None) is not None
-            self.limits = ModelLimits(_vocabulary(self.model, self.tokenizer), images)
+            context = self.cli_args.max_context or _context(self.model)
+            self.limits = ModelLimits(_vocabulary(self.model, self.tokenizer), context, images)
         except Exception as exc:  # any of mlx-lm, transformers, the hub; ``wait`` raises it
             self.error = exc
         finally:
@@ -56,6 +59,7 @@ class SharedModels:
 
     def __init__(self, models: Models):
         self.cli_args, self.model_key = models.cli_args, models.model_key
+        self.limits = models.limits
         self.model, self.tokenizer = models.model, models.tokenizer
         self.processor, self.draft_model = getattr(models, "processor", None), None
 
@@ -159,6 +163,17 @@ class ServedModel:
         """Wait for each thread to end; return False if one still runs."""
         ended = [generator.join(seconds) for generator in self._generators]
         return all(ended)
+
+
+def _context(model: Any) -> int:
+    """Return the tokens that the model was made for, or ``CONTEXT`` if it does not say."""
+    args = getattr(model, "args", None)
+    for config in (args, getattr(args, "text_config", None)):
+        values = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+        length = values.get("max_position_embeddings")
+        if isinstance(length, int) and length > 1:
+            return length
+    return CONTEXT
 
 
 def _vocabulary(model: Any, tokenizer: Any) -> int:

@@ -7,14 +7,15 @@ import logging
 import math
 import os
 import signal
+import socket
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from vkv.errors import VkvError
 from vkv.serve.flags import CHOICES, RANGES
 from vkv_cli import quiet
 from vkv_cli.models import cannot_load
@@ -37,7 +38,6 @@ def _json(_: click.Context, param: click.Parameter, value: str) -> dict[str, Any
 
 
 def _size(_: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    from vkv.errors import VkvError
     from vkv.store.local import units
 
     try:
@@ -148,6 +148,7 @@ def _mlx_lm_options(function: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Report cached_tokens as 0. The time of an answer still tells what was stored.",
 )
+@_number("--max-context", None, "Most tokens of a prompt with its answer.  [default: of the model]")
 @click.option(
     "--store",
     type=click.Path(file_okay=False, path_type=Path),
@@ -157,6 +158,7 @@ def _mlx_lm_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--max-bytes",
     default="20GB",
+    callback=_size,
     show_default=True,
     metavar="SIZE",
     help="Most bytes of the store; the least recently used prompts are evicted first.",
@@ -179,7 +181,7 @@ def _mlx_lm_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 def serve(
     store: Path | None,
-    max_bytes: str,
+    max_bytes: int,
     codecs: CodecChoice,
     min_tokens: int,
     no_write: bool,
@@ -215,19 +217,9 @@ def serve(
 
 def _run(server: Server, model: str, seconds: float) -> None:
     """Serve until a signal comes, then end the process."""
-    stop = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        _on_signals(signal.SIG_DFL)  # nothing is lost while the model is loaded
-        try:
-            server.start(died=stop.set)
-        except Exception as exc:  # any of mlx-lm, transformers, the hub and the model's own code
-            raise cannot_load(model, exc) from exc
-        _on_signals(lambda *_: stop.set())
-        click.echo(
-            f"{server.url} is ready; prompts are stored in {server.disk.store.root}", err=True
-        )
-        stop.wait()
+        _serve(server, model)
     finally:
         _on_signals(signal.SIG_DFL)
         server.close(seconds)
@@ -237,6 +229,31 @@ def _run(server: Server, model: str, seconds: float) -> None:
     # down, and a process that leaves the usual way meanwhile aborts, one time in five.
     sys.stdout.flush()
     os._exit(1 if server.failed else 0)
+
+
+def _serve(server: Server, model: str) -> None:
+    """Load the models, then serve until a signal comes or generation has failed."""
+    _on_signals(signal.SIG_DFL)  # nothing is lost while a model is loaded
+    wake, stop = socket.socketpair()
+    with wake, stop:
+        stop.setblocking(False)
+        try:
+            server.start(died=lambda: stop.send(b"x"))
+        except VkvError:
+            raise
+        except Exception as exc:  # any of mlx-lm, transformers, the hub and the model's own code
+            raise cannot_load(model, exc) from exc
+        # The system may give a signal to any thread, which does not wake this one, but Python
+        # writes to this descriptor in any case.
+        signal.set_wakeup_fd(stop.fileno(), warn_on_full_buffer=False)
+        _on_signals(lambda *_: None)
+        click.echo(
+            f"{server.url} is ready; prompts are stored in {server.disk.store.root}", err=True
+        )
+        try:
+            wake.recv(1)
+        finally:
+            signal.set_wakeup_fd(-1)
 
 
 def _on_signals(handler: Any) -> None:
