@@ -32,6 +32,10 @@ GOOD = ROOT / "fixtures" / "v1" / "good"
 CASES = os.environ.get("VKV_HOSTILE_CASES", "10000")
 
 
+#: Rules that some of the cases break.
+RULES = {"C3", "C5", "C6", "C8", "C10", "H1", "H2", "H6", "H7", "L4", "K3", "D1"}
+
+
 @pytest.mark.hostile
 @pytest.mark.parametrize("seed", [1, 2])
 def test_twenty_thousand_damaged_and_forged_files(seed, tmp_path):
@@ -47,7 +51,7 @@ def test_twenty_thousand_damaged_and_forged_files(seed, tmp_path):
     assert found["worst_s"] < 10  # a guard against hangs; milliseconds are usual
     outcomes = dict(found["outcomes"])
     assert outcomes["loaded"] > int(CASES) // 20
-    assert {"C3", "C5", "C6", "H1", "H2", "H6", "H7", "L4", "K3", "D1"} <= outcomes.keys()
+    assert outcomes.keys() >= RULES
 
 
 #: Opens a file in a fresh process and says which rule refused it and what memory it took.

@@ -1,9 +1,9 @@
 """Damaged and forged files by the thousand: ``python -m tests.helpers.hostile SEED COUNT FOLDER``.
 
 Each case is a good fixture, changed: bytes flipped, inserted or cut; its JSON rewritten; its
-header rewritten under right lengths and digests; its data rewritten under right digests. It is
-inspected, validated and loaded, and a cache that loads is used. Only ``VkvError`` may come
-out. Runs in a process of its own, so that a crash, a hang and the memory can be seen.
+header damaged or rewritten under right lengths and digests; its data rewritten under right
+digests. It is inspected, validated and loaded, and a cache that loads is used. Only ``VkvError``
+may come out. Runs in a process of its own, so that a crash, a hang and the memory can be seen.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class Mutator:
             self.damage,
             self.table,
             *[self.header] * 4,
+            self.packed,
+            self.text,
             self.data,
         ]
         try:
@@ -119,6 +121,17 @@ class Mutator:
         self.change(draft.header, 1 + self.random.randrange(3))
         self.fit(draft)
         return draft.build()
+
+    def packed(self, data: bytes) -> bytes:
+        """Bytes of the header flipped, inserted or cut; the id is right."""
+        return opened(data).build(header=self.damage)
+
+    def text(self, data: bytes) -> bytes:
+        """The same table in another text."""
+        old, new = self.random.choice((
+            (b'":', b'": '), (b",", b", "), (b'"vkv.', b'"\\u0076kv.'), (b'{"dtype"', b'{\t"dtype"')
+        ))  # fmt: skip
+        return opened(data).build(text=lambda raw: raw.replace(old, new, 1))
 
     def data(self, data: bytes) -> bytes:
         """Stored bytes rewritten; their digests are right."""
