@@ -15,7 +15,7 @@ EXTRAS := $(if $(filter Linux,$(shell uname -s)),cpu$(comma)dev,dev)
 BLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 /usr/lib/*-linux-gnu/libopenblas.so.0))
 RUN  := $(if $(BLAS),env LD_PRELOAD=$(BLAS) OPENBLAS_NUM_THREADS=1)
 
-.PHONY: bench bench-gpu check test lint types tests tests-old demo spec format clean
+.PHONY: bench bench-gpu check matrix test lint types tests tests-old demo spec format clean
 
 test: lint types tests tests-old
 
@@ -46,6 +46,14 @@ tests: $(VENV)/.done
 # mlx-lm 0.31 has other cache classes; the tests that touch live caches run against both.
 tests-old: $(OLD)/.done
 	$(RUN) $(OLD)/bin/python -m pytest -q -n 2 -m "not model" tests/caches tests/store tests/serve tests/cli tests/identity tests/tools
+
+# Save, load, resume, trim and refuse over every architecture that mlx-lm's own tests have a
+# configuration of; its source distribution has them. Takes some minutes.
+matrix: $(VENV)/.done
+	mkdir -p build/matrix
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --dest build/matrix mlx-lm
+	tar xzf build/matrix/mlx_lm-*.tar.gz -C build/matrix
+	$(RUN) $(BIN)/python -m tests.matrix build/matrix
 
 demo: $(VENV)/.done
 	$(RUN) $(BIN)/vkv demo
