@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache
 
 import vkv
 from fixtures.models import tiny
+from tests.helpers.basis import MODEL, OTHER, caches, text, train
 from vkv.caches.basis.training import _between, _pulled
 from vkv.caches.kinds.adapter import Value
 from vkv.caches.rope import rotate
@@ -21,27 +21,7 @@ from vkv.caches.saving.tensor_plan import TensorPlan
 from vkv.errors import CacheError, MismatchError, MissingFileError, VkvError
 from vkv.format.schema import Layer, Rope
 
-MODEL = tiny.llama(head_dim=32)
-OTHER = tiny.llama(seed=1, head_dim=32)
 NAMES = [f"layers.{i}.{name}.basis" for i in (0, 1) for name in ("keys", "values")]
-
-
-def text(seed: int, count: int) -> list[int]:
-    """Few words, over and over, so that caches of different texts are alike."""
-    random = np.random.default_rng(seed)
-    return (random.zipf(1.6, count) % tiny.VOCAB).tolist()
-
-
-def caches(model: Any = MODEL, tokens: int = 600, seed: int = 9) -> list[Any]:
-    cache = make_prompt_cache(model)
-    mx.eval(model(mx.array([text(seed, tokens)]), cache=cache))
-    return cache
-
-
-def train(path: Path, model: Any = MODEL, **options: Any) -> vkv.Info:
-    options = {"context": 300, "probe": 80} | options
-    texts = [text(seed, 400) for seed in (0, 1)]
-    return vkv.train_basis(path, model, texts, durable=False, **options)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from vkv_cli.main import main
 
 import vkv
 from fixtures.models import tiny
-from tests.store.conftest import cache_of
+from tests.helpers.stores import cache_of
 
 HEAVY = ("mlx", "mlx_lm", "transformers", "numpy", "rich", "huggingface_hub", "safetensors")
 

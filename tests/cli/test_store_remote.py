@@ -7,7 +7,7 @@ import pytest
 import vkv
 from fixtures.models import tiny
 from tests.helpers import servers
-from tests.store.conftest import cache_of
+from tests.helpers.stores import cache_of
 from vkv.store.remote.objects import object_name
 
 

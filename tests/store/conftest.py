@@ -1,19 +1,11 @@
-"""A store, a tiny model, and caches that know which token stands where."""
+"""A store, and a tiny model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
-import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache
 
 import vkv
 from fixtures.models import tiny
-from vkv.format import container_write, framing, header
-from vkv.format.document import open_document
 
 
 @pytest.fixture(scope="session")
@@ -24,32 +16,3 @@ def model():
 @pytest.fixture
 def store(tmp_path):
     return vkv.PromptStore(tmp_path / "store")
-
-
-def cache_of(tokens: Sequence[int], cls: Any = KVCache, **options: Any) -> list[Any]:
-    """Two caches whose key and value of each token is the token's id."""
-    made = [cls(**options) for _ in range(2)]
-    rows = mx.broadcast_to(mx.array(list(tokens), mx.float32)[:, None], (1, 2, len(tokens), 32))
-    for cache in made:
-        cache.update_and_fetch(rows, rows)
-    return made
-
-
-def held(cache: Any) -> list[int]:
-    """The tokens that a cache made by ``cache_of`` holds."""
-    keys = cache.keys[0, 0, : cache.offset, 0]
-    return [int(x) for x in keys.tolist()]
-
-
-def rewritten(path: Path, target: Path, **changes) -> Path:
-    """A copy of a file with another header."""
-    with open_document(path) as document:
-        head = header.replace(document.header, **changes)
-        loads = [
-            ((e.name, e.dtype, e.shape), lambda e=e: document.source.read(e.start, e.nbytes))
-            for e in document.entries.values()
-            if e.name != framing.HEADER
-        ]
-        with target.open("wb+") as out:
-            container_write.write(out.fileno(), loads, lambda _: header.dump(head))
-    return target

@@ -21,7 +21,7 @@ from typing import Any
 
 import vkv
 from fixtures.models import tiny
-from tests.store.conftest import cache_of, held
+from tests.helpers.stores import cache_of, held
 from vkv.errors import VkvError
 
 WORKERS = 8

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 import vkv
-from tests.caches.test_basis_training import MODEL, OTHER, caches, text, train
+from tests.helpers.basis import MODEL, OTHER, caches, text, train
 from vkv.errors import CacheError, MismatchError, MissingFileError
 from vkv.store import Remote, TieredStore
 

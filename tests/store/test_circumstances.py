@@ -16,7 +16,7 @@ import time
 import pytest
 
 import vkv
-from tests.store.conftest import cache_of, held
+from tests.helpers.stores import cache_of, held
 from vkv.errors import StoreUnavailableError, VkvError
 from vkv.store.local import file_check, index, index_errors
 

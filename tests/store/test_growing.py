@@ -8,7 +8,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 import vkv
 from fixtures.models import tiny
-from tests.store.test_maintenance import consistent, flip
+from tests.helpers.stores import consistent, flip
 from vkv.errors import MissingFileError
 from vkv.format.document import open_document
 

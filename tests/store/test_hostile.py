@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import vkv
 from fixtures.models import tiny
-from tests.store.conftest import cache_of, rewritten
+from tests.helpers.stores import cache_of, rewritten
 from vkv.errors import HeaderError, VkvError
 from vkv.format.document import open_document
 from vkv.store.local import file_check

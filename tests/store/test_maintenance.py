@@ -13,28 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 import vkv
-from tests.store.conftest import cache_of, held, rewritten
+from tests.helpers.stores import cache_of, consistent, du, fill, flip, held, rewritten
 from vkv.errors import VkvError
 from vkv.format.document import open_document
 from vkv.store.local import file_check, layout, removal
-
-
-def du(store) -> int:
-    """Apparent bytes of all files among the objects."""
-    return sum(p.stat().st_size for p in (store.root / "objects").rglob("*") if p.is_file())
-
-
-def fill(store, model, count=5, tokens=8):
-    """Entries with nothing in common, the first used longest ago."""
-    return [
-        store.put(cache_of([n] * tokens), [n] * tokens, model=model) for n in range(1, count + 1)
-    ]
-
-
-def consistent(store):
-    assert [str(f) for f in store.verify(deep=True).findings] == []
-    assert store.stats().bytes == du(store)
-    return [e.id for e in store.ls()]
 
 
 @pytest.fixture
@@ -316,12 +298,6 @@ def test_add_refuses_a_damaged_file(store, model, tmp_path):
 
 
 # Damage
-
-
-def flip(path: Path, at: int = -1) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 1
-    path.write_bytes(raw)
 
 
 def cut(path: Path) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import vkv
-from tests.store.conftest import cache_of
-from tests.store.test_maintenance import consistent
+from tests.helpers.stores import cache_of, consistent
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +33,7 @@ ONE_ENTRY = """if True:
     import os, sys
     import vkv
     from fixtures.models import tiny
-    from tests.store.conftest import cache_of
+    from tests.helpers.stores import cache_of
     parts = []
     for _ in range(8):
         if (pid := os.fork()) == 0:
@@ -59,7 +58,7 @@ KILLED = """if True:
     import importlib, os, signal, sys
     import vkv
     from fixtures.models import tiny
-    from tests.store.conftest import cache_of
+    from tests.helpers.stores import cache_of
     for case in sys.argv[1:]:
         module, name, act, root = case.split()
         if (pid := os.fork()) == 0:
@@ -109,7 +108,7 @@ READ = """if True:
     import sys
     import vkv
     from fixtures.models import tiny
-    from tests.store.conftest import cache_of
+    from tests.helpers.stores import cache_of
     store = vkv.PromptStore(sys.argv[1])
     hit = store.get(range(9), model=tiny.llama())
     print(hit.tokens, len(store.ls()), store.stats().entries, len(store.verify().findings))

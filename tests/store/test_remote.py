@@ -8,7 +8,7 @@ from mlx_lm.models.cache import RotatingKVCache
 
 import vkv
 from tests.helpers import servers
-from tests.store.conftest import cache_of
+from tests.helpers.stores import cache_of
 from vkv.errors import DigestError, MissingFileError, VkvError
 from vkv.store.remote import keys, transfer, upload
 from vkv.store.remote.objects import object_name

@@ -17,7 +17,7 @@ from mlx_lm.models.cache import (
 
 import vkv
 from fixtures.models import tiny
-from tests.store.conftest import cache_of, held
+from tests.helpers.stores import cache_of, held
 from vkv.errors import CacheError, VkvError
 from vkv.store.local import summary as describe
 

@@ -8,7 +8,7 @@ import pytest
 
 import vkv
 from tests.helpers import servers
-from tests.store.conftest import cache_of, held
+from tests.helpers.stores import cache_of, held
 from vkv.errors import VkvError
 from vkv.store.remote import patience, transfer
 from vkv.store.remote.objects import object_name

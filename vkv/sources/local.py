@@ -33,6 +33,8 @@ class FileSource:
         return self._file.fileno()
 
     def read(self, start: int, size: int) -> bytes:
+        if start + size > self.size:  # before anything is allocated
+            raise self._ends(self.size, start + size)
         buffer = bytearray(size)
         self.readinto(start, memoryview(buffer))
         return bytes(buffer)
@@ -45,12 +47,12 @@ class FileSource:
             except OSError as exc:
                 raise OSError(exc.errno, exc.strerror, self.path) from exc
             if n == 0:
-                raise ContainerError(
-                    f"ends at byte {start + done}, expected {start + len(buffer)}",
-                    rule="C1",
-                    at=self.path,
-                )
+                raise self._ends(min(start + done, self.size), start + len(buffer))
             done += n
+
+    def _ends(self, end: int, expected: int) -> ContainerError:
+        text = f"ends at byte {end}, expected {expected}"
+        return ContainerError(text, rule="C1", at=self.path)
 
     def close(self) -> None:
         self._file.close()
