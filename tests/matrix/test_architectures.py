@@ -46,7 +46,7 @@ EXPECTED = {
     "gemma3_text": ("cannot", "refused", "same"),
     "deepseek_v3": ("trimmed", "refused", "same"),
     "ministral3": ("trimmed", "refused", "same"),
-    "mamba2": ("cannot", "none", "none"),
+    "mamba2": ("cannot", "none", "same"),
 }
 SDIST = source()
 ALL = configs(SDIST) if SDIST else {}

@@ -59,6 +59,7 @@ LENGTH = "max_position_embeddings"
 _LENGTH_UNREAD = frozenset({
     "mlx.nn.layers.positional_encoding.RoPE", "mlx_lm.models.rope_utils.Llama3RoPE",
     "mlx_lm.models.rope_utils.ProportionalRoPE", "mlx_lm.models.rope_utils.YarnRoPE",
+    "mlx_lm.models.deepseek_v2.DeepseekV2YarnRotaryEmbedding",
 })  # fmt: skip
 _POSITIONS = re.compile("rope|rotary|position|ntk|alibi", re.IGNORECASE)
 
