@@ -205,9 +205,11 @@ class PromptStore:
         from vkv.caches.loading.load import check_live
 
         check_live(live)
-        live_model = None if isinstance(model, bytes | str) else model
-        owner, prompt = identity.model_id(model), identity.token_bytes(tokens)
-        return retrieve.get(self._index, prompt, owner, live_model, live)
+        prompt = identity.token_bytes(tokens)
+        if isinstance(model, bytes | str):
+            return retrieve.get(self._index, prompt, identity.model_id(model), None, live)
+        known = identity.of_model(model)
+        return retrieve.get(self._index, prompt, known[0].id, model, live, known)
 
     def ls(self) -> list[Entry]:
         """Return all entries, the one used last first."""

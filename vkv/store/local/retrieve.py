@@ -14,7 +14,6 @@ from vkv.errors import (
     UnsupportedError,
     VkvError,
 )
-from vkv.format.document import open_document
 from vkv.store.local import entries, lookup
 from vkv.store.local.file_check import damage
 from vkv.store.local.index import Index
@@ -24,7 +23,9 @@ from vkv.store.local.repair import discard, put_aside, repair
 from vkv.store.results import Entry, Found, Hit
 
 if TYPE_CHECKING:
+    from vkv.arrays.cache_file import CacheFile
     from vkv.caches.loading.load import LiveForm
+    from vkv.caches.loading.owner import ModelIdentity
 
 _log = logging.getLogger("vkv.store")
 
@@ -101,7 +102,14 @@ def find(index: Index, tokens: bytes, owner: bytes) -> Found | None:
     return None if match is None else match[1]
 
 
-def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: LiveForm) -> Hit | None:
+def get(
+    index: Index,
+    tokens: bytes,
+    owner: bytes,
+    model: Any,
+    live: LiveForm,
+    known: ModelIdentity | None = None,
+) -> Hit | None:
     """Load the longest stored prefix; where an entry cannot serve, the next best is tried.
 
     Args:
@@ -110,15 +118,17 @@ def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: LiveForm) -
         owner: Id of the model.
         model: The model itself, to be compared with the file, or ``None``.
         live: As ``vkv.load`` takes it.
+        known: Identity of ``model``, which is then not computed again.
     """
     search, ids = Search(index, tokens, owner), memoryview(tokens).cast("I").tolist()
     while (match := search.next()) is not None:
         number, found = match
         try:
-            if not _is_named(found.entry, owner):
-                search.another_file(number, found.entry)
-                continue
-            hit = _load(index, found, ids, model, live)
+            with _opened(index, found.entry) as file:
+                if not _is_named(file, found.entry, owner):
+                    search.another_file(number, found.entry)
+                    continue
+                hit = _load(file, found, ids, model, live, known)
         except (VkvError, OSError) as exc:
             search.excluded.add(number)
             _deal_with(index, found.entry, exc)
@@ -128,18 +138,29 @@ def get(index: Index, tokens: bytes, owner: bytes, model: Any, live: LiveForm) -
     return None
 
 
-def _is_named(entry: Entry, owner: bytes) -> bool:
+def _opened(index: Index, entry: Entry) -> CacheFile:
+    from vkv.arrays.cache_file import open_file
+
+    return open_file(entry.path, search_paths=dependency_paths(index.layout, entry))
+
+
+def _is_named(file: CacheFile, entry: Entry, owner: bytes) -> bool:
     """Return whether a file is the one that the index names, and of the model asked for."""
-    with open_document(entry.path) as document:
-        model = document.header.model
-        return document.id == entry.id and model is not None and model.id == owner
+    model = file.header.model
+    return file.document.id == entry.id and model is not None and model.id == owner
 
 
-def _load(index: Index, found: Found, tokens: list[int], model: Any, live: LiveForm) -> Hit:
-    from vkv.caches.loading.load import load
+def _load(
+    file: CacheFile,
+    found: Found,
+    tokens: list[int],
+    model: Any,
+    live: LiveForm,
+    known: ModelIdentity | None,
+) -> Hit:
+    from vkv.caches.loading.load import load_file
 
-    paths = dependency_paths(index.layout, found.entry)
-    prompt = load(found.entry.path, model=model, live=live, search_paths=paths)
+    prompt = load_file(file, model=model, live=live, known=known)
     rest = prompt.resume(tokens)
     return Hit(found.entry, prompt.cache, len(tokens) - len(rest), rest)
 
