@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fixtures.models import tiny
 from vkv.caches.rope import rotate
 from vkv.codecs.protocol import Piece
 from vkv.codecs.registry import parse
+from vkv.errors import CodecError
 from vkv.format.layers import walk
 from vkv.format.schema import Layer, Segment
 
@@ -67,7 +69,7 @@ def test_a_file_has_the_bits_asked_for(tmp_path, bits):
     tokens = 2000  # of these the header is a twentieth of a bit
     info = save(tmp_path / "a.vkv", caches(tokens), f"tc:bits={bits}", tokens=range(tokens))
     assert info.accounting.bits == pytest.approx(bits, rel=0.01)
-    assert {s.params["bits"] for _, s in coded(info)} == {0.0}
+    assert {s.params["bits"] for _, s in coded(info)} == {bits}  # asked; accounting: came out
     assert len(set(steps(info)[1::2])) == 3  # earlier layers finer
 
 
@@ -152,7 +154,7 @@ def test_layers_that_refuse_are_left_out(tmp_path):
     broken = KVCache()
     broken.update_and_fetch(rows(3, TOKENS), mx.zeros((1, 2, TOKENS, 0), mx.float16))
     cache = [state, CacheList(whole, short), broken, KVCache()]
-    info = save(tmp_path / "a.vkv", cache, model=None)
+    info = save(tmp_path / "a.vkv", cache, model=None, force=True)
     assert [name for name, _ in coded(info)] == ["keys", "values", "keys"]
     assert len(info.notes) >= 3
     got = vkv.load(tmp_path / "a.vkv").cache
@@ -160,7 +162,7 @@ def test_layers_that_refuse_are_left_out(tmp_path):
 
 
 def test_a_rate_too_low_for_any_reader_is_kept_above_it(tmp_path):
-    info = save(tmp_path / "a.vkv", caches(2000), "tc:bits=0.05")
+    info = save(tmp_path / "a.vkv", caches(2000), "tc:bits=0.05", force=True)
     assert vkv.validate(tmp_path / "a.vkv", deep=True).ok
     assert info.accounting.bits > 0.125
 
@@ -188,3 +190,30 @@ def test_converting_plans_as_saving_does(tmp_path):
     want = save(tmp_path / "a.vkv", caches())
     got = vkv.convert(tmp_path / "raw.vkv", tmp_path / "b.vkv", codec="tc:bits=3")
     assert steps(got) == pytest.approx(steps(want), rel=0.01)
+
+
+@pytest.mark.parametrize("tokens", [70, 100])
+def test_a_prompt_too_short_for_its_rate_is_refused_before_anything_is_written(tmp_path, tokens):
+    with pytest.raises(CodecError) as caught:
+        save(tmp_path / "a.vkv", caches(tokens), "tc:bits=2")
+    asked, taken = re.findall(r"[\d.]+", str(caught.value))[:1], caught.value.at
+    assert (asked, taken) == (["2"], "tc.bits")
+    assert f"at {tokens} tokens" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_short_prompt_is_saved_by_force_or_by_its_step(tmp_path):
+    forced = save(tmp_path / "a.vkv", caches(100), "tc:bits=2", force=True)
+    assert forced.accounting.bits > 2  # what came out, beside what was asked
+    assert {s.params["bits"] for _, s in coded(forced)} == {2.0}
+    by_step = save(tmp_path / "b.vkv", caches(100), "tc:step=0.3")
+    assert {s.params["bits"] for _, s in coded(by_step)} == {0.0}
+
+
+def test_a_short_turn_behind_a_long_prompt_is_not_refused(tmp_path):
+    save(tmp_path / "a.vkv", caches(2000), "tc:bits=2")
+    cache = vkv.load(tmp_path / "a.vkv").cache
+    for i, c in enumerate(cache):
+        grow(c, i + 9, 70)
+    info = save(tmp_path / "b.vkv", cache, "tc:bits=2")
+    assert [s.tokens for _, s in coded(info)].count(70) == 6

@@ -12,7 +12,7 @@ from vkv.store import Remote, TieredStore
 
 IDS = text(9, 240)
 SHORT, LONG = IDS[:120], IDS
-CODEC = "tc:bits=3"
+CODEC = "tc:step=0.3"
 
 
 @pytest.fixture(scope="module")

@@ -138,8 +138,9 @@ class Bench:
 
     def _save(self, path: Path, case: _Case) -> Info:
         return save(
-            path, self.raw, tokens=self.ids, model=self.model, codec=case.codec, basis=case.basis
-        )
+            path, self.raw, tokens=self.ids, model=self.model, codec=case.codec,
+            basis=case.basis, force=True,
+        )  # fmt: skip
 
     def _row(
         self,
@@ -181,7 +182,10 @@ class Bench:
         """Do all that a save does but hashing and writing."""
         owner, ropes = identity.of_model(self.model)
         request = SaveRequest(
-            codecs=codec_pair(case.codec), ropes=tuple(ropes), layer_ropes=owner.ropes
+            codecs=codec_pair(case.codec),
+            ropes=tuple(ropes),
+            layer_ropes=owner.ropes,
+            force=True,
         )
         with attached(case.basis, request.codecs.both(), owner, ropes) as basis:
             contents = encoded_contents(replace(request, basis=basis), map(snapshot, self.raw))

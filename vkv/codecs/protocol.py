@@ -145,7 +145,9 @@ class Codec(Protocol):
                 become those of the new parts.
         """
 
-    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+    def plan(
+        self, pieces: Sequence[Piece], overhead: int, *, force: bool = False
+    ) -> Sequence[Planned]:
         """Choose a codec for each tensor, and encode all of them.
 
         Called on what ``configure`` makes of the options for keys, where ``traits.plans``.
@@ -154,6 +156,10 @@ class Codec(Protocol):
         Args:
             pieces: The tensors of all layers.
             overhead: Bytes of the file beside them, which count as theirs.
+            force: Also where the rate that was asked for leaves too little for the values.
+
+        Raises:
+            CodecError: It does, and it is not forced.
         """
 
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

@@ -81,7 +81,9 @@ class Raw:
     def encode_after(self, x: mx.array, earlier: Parts) -> Parts:
         return self.encode(x)
 
-    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+    def plan(
+        self, pieces: Sequence[Piece], overhead: int, *, force: bool = False
+    ) -> Sequence[Planned]:
         return [Planned(self)] * len(pieces)
 
     def decode(self, parts: Parts, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

@@ -48,6 +48,7 @@ def convert(
     inline: bool = False,
     search_paths: Iterable[SearchPath] | None = None,
     basis: SearchPath | None = None,
+    force: bool = False,
     progress: Progress | None = None,
     durable: bool = True,
 ) -> Info:
@@ -73,6 +74,7 @@ def convert(
             ``metadata``, ``created``, ``model`` and ``tokenizer`` may be given.
         search_paths: Where the files are found that ``src`` depends on, as in ``vkv.load``.
         basis: As in ``vkv.save``.
+        force: As in ``vkv.save``.
         progress: Called with (bytes done, bytes in all).
         durable: Flush to the disk before returning.
 
@@ -97,7 +99,7 @@ def convert(
             return inlined(
                 source, dst, resolver, metadata=metadata, created=created, durable=durable
             )
-    request = SaveRequest(codecs=codec_pair("raw" if codec is None else codec))
+    request = SaveRequest(codecs=codec_pair("raw" if codec is None else codec), force=force)
     head = Header(
         version=header.VERSION,
         producer=f"vkv {vkv._version.__version__}",

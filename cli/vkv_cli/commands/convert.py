@@ -35,6 +35,9 @@ from vkv_cli.written import show_written
     is_flag=True,
     help="Encode nothing: copy IN and what it refers to in other files into OUT.",
 )
+@click.option(
+    "--force", is_flag=True, help="Convert also where the prompt is too short for the rate of tc."
+)
 @search_path_option
 @meta_option
 @model_options(note="Recorded in the file, so that loading can check it.")
@@ -46,6 +49,7 @@ def convert(
     codecs: CodecChoice,
     basis: Path | None,
     inline: bool,
+    force: bool,
     search_paths: list[str] | None,
     meta: dict[str, str],
     choice: ModelChoice,
@@ -91,6 +95,7 @@ def convert(
             metadata=meta or None,
             search_paths=search_paths,
             basis=basis,
+            force=force,
             progress=step,
             **owner,
         )

@@ -45,6 +45,9 @@ from vkv_cli.written import show_written
     "prompts as they are.",
 )
 @prefill_step_size
+@click.option(
+    "--force", is_flag=True, help="Save also where the prompt is too short for the rate of tc."
+)
 @json_option
 def save(
     choice: ModelChoice,
@@ -53,6 +56,7 @@ def save(
     codecs: CodecChoice,
     basis: Path | None,
     meta: dict[str, str],
+    force: bool,
     as_json: bool,
     **prefill: Any,
 ) -> None:
@@ -73,6 +77,7 @@ def save(
     with progress(f"writing {output.name}", unit="bytes") as step:
         info = vkv.save(
             output, cache, tokens=tokens, model=model, tokenizer=tokenizer, codec=spec,
-            basis=basis, metadata=choice.metadata() | words.metadata() | meta, progress=step,
+            basis=basis, force=force, metadata=choice.metadata() | words.metadata() | meta,
+            progress=step,
         )  # fmt: skip
     show_written(info, as_json)

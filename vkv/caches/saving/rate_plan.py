@@ -14,7 +14,6 @@ from vkv.caches.kinds.live import visible
 from vkv.caches.saving.request import SaveRequest
 from vkv.caches.saving.tensor_plan import LayerPlan, TensorPlan, plan_layer
 from vkv.codecs.protocol import NAMES, Piece
-from vkv.codecs.registry import Choice
 from vkv.errors import VkvError
 
 #: Bytes that a segment takes in the header and the table before it, and sinks in front of it.
@@ -61,16 +60,16 @@ def _allocated(request: SaveRequest, layers: list[LayerPlan], fixed: int) -> lis
         group = list(same)
         own = sum(piece.x.size for _, piece in group)
         described = sum(SEGMENT + SINKS * (piece.start == 0) for _, piece in group)
-        new |= _planned(group[0][0].asked, group, round(fixed * own / elements) + described)
+        new |= _planned(request, group, round(fixed * own / elements) + described)
     return [_replaced(layer, new) for layer in layers]
 
 
 def _planned(
-    asked: Choice, group: Sequence[tuple[TensorPlan, Piece]], overhead: int
+    request: SaveRequest, group: Sequence[tuple[TensorPlan, Piece]], overhead: int
 ) -> dict[str, TensorPlan]:
-    codec = asked.configure("keys", NAMES[group[0][0].value.dtype])
+    codec = group[0][0].asked.configure("keys", NAMES[group[0][0].value.dtype])
     try:
-        planned = codec.plan([piece for _, piece in group], overhead)
+        planned = codec.plan([piece for _, piece in group], overhead, force=request.force)
     except VkvError as exc:
         at = next((t.path for t, piece in group if not mx.isfinite(piece.x).all()), None)
         raise (exc.within(at) if at else exc) from None

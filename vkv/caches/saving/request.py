@@ -73,6 +73,7 @@ class SaveRequest:
         parent: The file whose segments are referred to where they can be.
         basis: The file whose tables are used where the codec takes one.
         sources: The files that the caches were loaded from, where codes are kept.
+        force: Save also at a rate that leaves too little for the values.
         known_tables: Tables that other files hold; equal ones are referred to.
     """
 
@@ -83,6 +84,7 @@ class SaveRequest:
     parent: ParentFile | None = None
     basis: AttachedBasis | None = None
     sources: OpenFiles = field(default_factory=dict)
+    force: bool = False
     known_tables: tuple[Stored, ...] = ()
 
     def tables(self) -> tuple[Stored, ...]:

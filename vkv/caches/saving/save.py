@@ -46,6 +46,7 @@ def save(
     metadata: Mapping[str, str] | None = None,
     created: str | None = None,
     reencode: bool = False,
+    force: bool = False,
     parent: str | os.PathLike[str] | None = None,
     search_paths: Iterable[SearchPath] | None = None,
     basis: SearchPath | None = None,
@@ -72,6 +73,8 @@ def save(
         created: A time stamp of the caller's; none by default, so that equal
             caches give equal bytes.
         reencode: Encode every token anew, also those that came from a lossy file.
+        force: Save also where ``tc`` refuses: header and sinks of a short prompt take more than
+            half of the bits asked for, and a cache of little worth would be left.
         parent: A file that this cache grew from, and not ``path``. What it holds of the
             leading tokens both share is referred to by its id, not written again: the new
             file cannot be read without it. Codes of ``codec`` are taken as they are there,
@@ -92,7 +95,7 @@ def save(
             (L2), or holds another number of tokens than given (L6); or there are
             more or fewer than the model takes (L7); or ``path`` is a file that the new
             one would depend on (L10).
-        CodecError, UnknownCodecError: ``codec`` is refused.
+        CodecError, UnknownCodecError: ``codec`` is refused, or its rate for so short a prompt.
         OSError: The file cannot be written; what stood there is untouched.
     """
     check_local(path)
@@ -116,6 +119,7 @@ def save(
         codecs=codec_pair(codec),
         ropes=tuple(ropes),
         layer_ropes=owner.ropes if owner else (),
+        force=force,
         max_segments=max_segments(len(cache)),
     )
     with ExitStack() as stack:

@@ -249,7 +249,9 @@ class KvQuant:
             coded = fit.with_bounds(data, levels, bounds)
         return self._parts(x, coded, {name: earlier[name] for name in self.tables})
 
-    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+    def plan(
+        self, pieces: Sequence[Piece], overhead: int, *, force: bool = False
+    ) -> Sequence[Planned]:
         return [Planned(self)] * len(pieces)
 
     @property

@@ -231,7 +231,9 @@ class NSNQuant:
     def encode_after(self, x: mx.array, earlier: Parts) -> Parts:
         return self.encode(x)
 
-    def plan(self, pieces: Sequence[Piece], overhead: int) -> Sequence[Planned]:
+    def plan(
+        self, pieces: Sequence[Piece], overhead: int, *, force: bool = False
+    ) -> Sequence[Planned]:
         return [Planned(self)] * len(pieces)
 
     def _prepared(self, windows: mx.array, signs: bool) -> Iterator[nsn.Prepared | None]:

@@ -122,6 +122,7 @@ class Tc:
         pieces: Sequence[Piece],
         overhead: int = 0,
         *,
+        force: bool = False,
         weights_of: Sequence[float] | None = None,
     ) -> list[Planned]:
         """Choose a step for each tensor, so that together they hurt the model least.
@@ -129,10 +130,14 @@ class Tc:
         Args:
             pieces: The tensors of all layers.
             overhead: Bytes of the file that are not in the tensors.
+            force: Also where header and sinks leave too little of ``bits`` for the values.
             weights_of: As ``rate_plan.plan`` takes them.
+
+        Raises:
+            CodecError: They do, and it is not forced; or a value is not finite (T3).
         """
         spans = [self.span(p.x.shape[-2], p.start) for p in pieces]
-        rate = rate_plan.Rate(self.bits, self.step, self.axes)
+        rate = rate_plan.Rate(self.bits, self.step, self.axes, force)
         found = rate_plan.plan(pieces, spans, rate, weights_of=weights_of, overhead=overhead)
         return [self._planned(*each) for each in zip(pieces, found, strict=True)]
 
@@ -140,7 +145,7 @@ class Tc:
         if found.parts is None:
             return Planned(Raw(dtype=NAMES[piece.x.dtype]), None, found.note)
         pre_rope = self.pre_rope and piece.keys
-        codec = replace(self, bits=0.0, step=found.step, pre_rope=pre_rope)
+        codec = replace(self, step=found.step, pre_rope=pre_rope)
         return Planned(codec, found.parts)
 
     def for_rotated_keys(self) -> Self:
