@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -138,27 +137,26 @@ def test_a_grown_cache_keeps_its_codes_and_plans_for_the_rest(tmp_path):
 def test_a_few_new_tokens_stay_raw_and_out_of_the_plan(tmp_path):
     save(tmp_path / "a.vkv", caches())
     cache = vkv.load(tmp_path / "a.vkv").cache
-    grow(cache[1], 9, 70)
-    for c in (cache[0], cache[2]):
+    for c in cache:
         grow(c, 9, 20)
     info = save(tmp_path / "b.vkv", cache, model=None)
-    assert [s.tokens for _, s in coded(info)].count(70) == 2
-    assert len(coded(info)) == 8
+    assert [s.tokens for _, s in coded(info)] == [TOKENS - 4] * 6
+    assert [s.tokens for _, s in coded(info, "raw")] == [4, 20] * 6
 
 
 def test_layers_that_refuse_are_left_out(tmp_path):
     state = ArraysCache(1)
     state[0] = rows(5, 3)
     whole = grow(KVCache(), 1)
-    short = grow(KVCache(), 2, 10)
+    other = grow(KVCache(), 2)
     broken = KVCache()
     broken.update_and_fetch(rows(3, TOKENS), mx.zeros((1, 2, TOKENS, 0), mx.float16))
-    cache = [state, CacheList(whole, short), broken, KVCache()]
+    cache = [state, CacheList(whole, other), broken, KVCache()]
     info = save(tmp_path / "a.vkv", cache, model=None, force=True)
-    assert [name for name, _ in coded(info)] == ["keys", "values", "keys"]
-    assert len(info.notes) >= 3
+    assert [name for name, _ in coded(info)] == ["keys", "values", "keys", "values", "keys"]
+    assert len(info.notes) >= 2
     got = vkv.load(tmp_path / "a.vkv").cache
-    assert mx.array_equal(got[1].caches[1].keys[..., :10, :], short.keys[..., :10, :])
+    assert mx.array_equal(got[0][0], state[0])
 
 
 def test_a_rate_too_low_for_any_reader_is_kept_above_it(tmp_path):
@@ -196,8 +194,8 @@ def test_converting_plans_as_saving_does(tmp_path):
 def test_a_prompt_too_short_for_its_rate_is_refused_before_anything_is_written(tmp_path, tokens):
     with pytest.raises(CodecError) as caught:
         save(tmp_path / "a.vkv", caches(tokens), "tc:bits=2")
-    asked, taken = re.findall(r"[\d.]+", str(caught.value))[:1], caught.value.at
-    assert (asked, taken) == (["2"], "tc.bits")
+    assert caught.value.at == "tc.bits"
+    assert "2 bits an element asked" in str(caught.value)
     assert f"at {tokens} tokens" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
