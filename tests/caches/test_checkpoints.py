@@ -139,3 +139,55 @@ def test_filled_caches_and_empty_prompts_are_refused():
         vkv.prefill(model, IDS, cache=prompt(model).cache)
     with pytest.raises(CacheError, match="nothing to compute"):
         vkv.prefill(model, [])
+
+
+CODECS = ["raw", "affine:bits=8,group=32", "nsnquant:bits=2", "kvquant:bits=4", "tc:bits=6"]
+
+
+@every_model
+@pytest.mark.parametrize("live", ["dense", "packed"])
+def test_through_a_file_they_are_what_they_were(name, live, tmp_path):
+    model = tiny.MODELS[name]()
+    now, path = prompt(model), tmp_path / "a.vkv"
+    info = vkv.save(path, now, model=model)
+    assert info.accounting.adds_up
+    assert vkv.validate(path, deep=True, model=model).ok
+    loaded = vkv.load(path, model=model, live=live)
+    ids = [*IDS[:60], 1, 2]
+    for cache in (loaded.cache, copy.deepcopy(loaded.cache)):
+        other = vkv.Prompt(cache, IDS)
+        rest = other.resume(ids)
+        assert rest == [1, 2]
+        got = last_logits(model, rest, other.cache)
+        assert mx.array_equal(got, last_logits(model, now.resume(ids), now.cache))
+        now = prompt(model)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec(codec, tmp_path):
+    model = tiny.gemma3(head_dim=64) if hasattr(tiny, "gemma3") else tiny.MODELS["gemma3_text"]()
+    now = prompt(model)
+    vkv.save(tmp_path / "a.vkv", now, model=model, codec=codec)
+    vkv.convert(tmp_path / "a.vkv", tmp_path / "b.vkv", codec=codec, model=model)
+    for path in (tmp_path / "a.vkv", tmp_path / "b.vkv"):
+        loaded = vkv.load(path, model=model)
+        assert [c.tokens for c in checkpoints_of(loaded.cache)] == [30, 60, 90, 119]
+        rest = loaded.resume([*IDS[:60], 1, 2])
+        assert mx.isfinite(last_logits(model, rest, loaded.cache)).all()
+
+
+def test_they_can_be_left_out(tmp_path):
+    model = tiny.MODELS["lfm2"]()
+    info = vkv.save(tmp_path / "a.vkv", prompt(model), model=model, checkpoints=False)
+    assert info.header.checkpoints == ()
+    assert "checkpoints" not in info.header.needs
+
+
+def test_inline_keeps_them(tmp_path):
+    model = tiny.MODELS["lfm2"]()
+    first = prompt(model)
+    vkv.save(tmp_path / "a.vkv", first, model=model)
+    vkv.save(tmp_path / "b.vkv", first, model=model, parent=tmp_path / "a.vkv")
+    vkv.convert(tmp_path / "b.vkv", tmp_path / "c.vkv", inline=True)
+    loaded = vkv.load(tmp_path / "c.vkv", model=model)
+    assert loaded.resume([*IDS[:60], 1]) == [1]

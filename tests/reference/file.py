@@ -45,6 +45,9 @@ def read(data: bytes, others: dict[bytes, bytes] | None = None) -> Decoded:
     layers: dict[str, dict[str, np.ndarray]] = {}
     for i, layer in enumerate(header["layers"]):
         _layer(header, stored, layer, f"layers[{i}]", layers)
+    for i, point in enumerate(header.get("checkpoints", [])):
+        for path, layer in point["layers"].items():
+            _layer(header, stored, layer, f"checkpoints[{i}].{path}", layers)
     return Decoded(header, tokens, layers)
 
 

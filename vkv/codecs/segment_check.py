@@ -5,7 +5,7 @@ from __future__ import annotations
 from vkv.codecs import registry
 from vkv.codecs.protocol import Codec, check_forms
 from vkv.errors import CodecError
-from vkv.format.layers import walk
+from vkv.format.layers import stored_layers
 from vkv.format.schema import Header, Segment, Tensor
 
 
@@ -40,7 +40,7 @@ def check_rereads(head: Header) -> None:
     """
     seen: set[object] = set()
     again = 0
-    for _, layer in walk(head.layers):
+    for _, layer in stored_layers(head):
         for tensor in layer.tensors.values():
             for name in _reads(tensor):
                 stored = head.tensors[name]

@@ -13,6 +13,8 @@ from vkv.format.schema import ROLES
 
 #: Rows of the account: the roles of stored tensors, and framing plus header.
 ROWS = (*ROLES, "header")
+#: Group of all that checkpoints hold; it represents no elements of the cache.
+CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,16 @@ def account(document: Document) -> Accounting:
     roles["header"] = entry.stop
     users: dict[str, set[str]] = {}
     elements: Counter[str] = Counter()
-    for _, name, tensor, segment in segments(document.header):
-        elements[name] += prod(segment_shape(tensor, segment))
+    for path, name, tensor, segment in segments(document.header):
+        if path.startswith("checkpoints"):
+            name = CHECKPOINTS
+        else:
+            elements[name] += prod(segment_shape(tensor, segment))
         for part in segment.parts.values():
             users.setdefault(part, set()).add(name)
-    own: dict[str, Counter[str]] = {name: Counter() for name in elements}
+    own: dict[str, Counter[str]] = {
+        name: Counter() for name in sorted({*elements, *set().union(*users.values())})
+    }
     unused_tables = set(document.header.tables.values()) - users.keys()
     shared, external = sum(stored[name].nbytes for name in unused_tables), 0
     for part, (first, *others) in users.items():
@@ -97,8 +104,7 @@ def account(document: Document) -> Accounting:
         elif info.nbytes:
             own[first][info.role] += info.nbytes
     groups = {
-        name: Group(count, own[name].total(), _sorted(own[name]))
-        for name, count in elements.items()
+        name: Group(elements[name], counts.total(), _sorted(counts)) for name, counts in own.items()
     }
     return Accounting(document.size, roles, groups, shared, elements.total(), external)
 

@@ -21,7 +21,7 @@ from vkv.format.schema import Header
 MAJOR, MINOR = 1, 0
 VERSION = f"{MAJOR}.{MINOR}"
 #: Features a reader of this build understands (H4). Grows with minor versions.
-KNOWN_NEEDS: frozenset[str] = frozenset({"files", "rope"})
+KNOWN_NEEDS: frozenset[str] = frozenset({"checkpoints", "files", "rope"})
 
 _ENCODER = msgspec.msgpack.Encoder(order="sorted")
 _DECODER = msgspec.msgpack.Decoder(Header)
@@ -112,6 +112,7 @@ def _mistyped(message: str) -> HeaderError:
 def _check_number(header: Header) -> None:
     """Before anything walks the layers, which takes a frame of the stack a level."""
     level, layers, segments = list(header.layers), 0, 0
+    level += [layer for c in header.checkpoints for layer in c.layers.values()]
     for _ in range(MAX_DEPTH + 1):
         layers += len(level)
         segments += sum(len(t.segments) for layer in level for t in layer.tensors.values())

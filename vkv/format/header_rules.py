@@ -7,7 +7,13 @@ from collections import Counter
 
 from vkv.errors import HeaderError
 from vkv.format.dtypes import ITEMSIZE
-from vkv.format.layers import external_references, segments, walk
+from vkv.format.layers import (
+    external_references,
+    layer_at,
+    place,
+    segments,
+    stored_layers,
+)
 from vkv.format.limits import MAX_FILES, ROPE_RANGE
 from vkv.format.schema import ROLES, Header, Layer, Rope, Segment, Stored, Tensor, Tokens
 
@@ -28,7 +34,8 @@ def check_references(header: Header) -> None:
     for path, _, tensor, segment in segments(header):
         uses.update(_check_segment(header, path, tensor, segment))
     _check_needs(header)
-    for path, layer in walk(header.layers):
+    _check_checkpoints(header)
+    for path, layer in stored_layers(header):
         _check_layer(path, layer)
     uses.update(_check_tables(header))
     if header.tokens is not None:
@@ -80,9 +87,35 @@ def _check_files(header: Header) -> None:
 def _check_needs(header: Header) -> None:
     """Refuse needs that nothing in the file has (H4)."""
     rotated = any(segment.rope is not None for *_, segment in segments(header))
-    for name, used in (("rope", rotated), ("files", bool(external_references(header)))):
+    files, checkpoints = bool(external_references(header)), bool(header.checkpoints)
+    for name, used in (("rope", rotated), ("files", files), ("checkpoints", checkpoints)):
         if name in header.needs and not used:
             raise HeaderError(f"lists {name!r}, but nothing needs it", rule="H4", at="needs")
+
+
+def _check_checkpoints(header: Header) -> None:
+    """Check that checkpoints ascend, lie before the end, and belong to layers there are (H14)."""
+    if header.checkpoints and "checkpoints" not in header.needs:
+        raise HeaderError("checkpoints, but needs does not list 'checkpoints'", rule="H14")
+    before = 0
+    for i, checkpoint in enumerate(header.checkpoints):
+        at, end = f"checkpoints[{i}]", None if header.tokens is None else header.tokens.count
+        if not before < checkpoint.tokens or (end is not None and checkpoint.tokens >= end):
+            found = f"{checkpoint.tokens} tokens, expected more than {before}"
+            below = "" if end is None else f" and less than {end}"
+            raise HeaderError(found + below, rule="H14", at=at)
+        before = checkpoint.tokens
+        if not checkpoint.layers:
+            raise HeaderError("has no layers, expected one or more", rule="H14", at=at)
+        for path, layer in checkpoint.layers.items():
+            there = layer_at(header.layers, place(path))
+            if there is None or there.kind != layer.kind or layer.children or there.children:
+                kind = "no layer" if there is None else f"a {there.kind}"
+                raise HeaderError(
+                    f"a {layer.kind} for {kind}, expected the kind of a layer without children",
+                    rule="H14",
+                    at=f"{at}.{path}",
+                )
 
 
 def _check_segment(header: Header, path: str, tensor: Tensor, segment: Segment) -> list[str]:

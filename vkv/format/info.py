@@ -98,6 +98,7 @@ class Info:
             "tokens_digest": head.tokens.digest.hex() if head.tokens else None,
             "metadata": head.metadata,
             "dependencies": self.dependencies,
+            "checkpoints": [{"tokens": c.tokens, "message": c.message} for c in head.checkpoints],
             "layers": [group.to_dict() for group in layer_groups(head.layers)],
             "accounting": {
                 "roles": total.roles,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vkv.errors import CacheError, CodecError
 from vkv.format.dtypes import FLOATS, ITEMSIZE
 from vkv.format.kinds import KINDS, Kind
-from vkv.format.layers import walk
+from vkv.format.layers import layer_at, place, stored_layers, walk
 from vkv.format.limits import MAX_DEPTH
 from vkv.format.schema import Header, Layer, Tensor
 
@@ -34,9 +34,10 @@ def check_layers(header: Header) -> None:
     Raises:
         CacheError: The first layer that breaks a rule, with its path.
     """
-    for path, layer in walk(header.layers):
+    for path, layer in stored_layers(header):
         check_layer(layer, path)
     _check_offsets(header)
+    _check_checkpoints(header)
 
 
 def _check_offsets(header: Header) -> None:
@@ -52,6 +53,22 @@ def _check_offsets(header: Header) -> None:
             count, known = offset, f"{path} holds {offset}"
         if offset not in (0, count):
             raise CacheError(f"holds {offset} tokens, but {known}", rule="L6", at=path)
+
+
+def _check_checkpoints(header: Header) -> None:
+    """Check that a checkpoint's layers are earlier states of the file's own (L12)."""
+    for i, checkpoint in enumerate(header.checkpoints):
+        for path, layer in checkpoint.layers.items():
+            at, now = f"checkpoints[{i}].{path}", layer_at(header.layers, place(path))
+            offset = layer.scalars.get("offset", checkpoint.tokens)
+            if offset not in (0, checkpoint.tokens):
+                text = f"holds {offset} tokens, expected the {checkpoint.tokens} of the checkpoint"
+                raise CacheError(text, rule="L12", at=at)
+            for name in KINDS[layer.kind].constants:
+                found, expected = layer.scalars[name], now and now.scalars.get(name)
+                if found != expected:
+                    text = f"{name} {found}, expected the {expected} of its layer"
+                    raise CacheError(text, rule="L12", at=at)
 
 
 def check_layer(layer: Layer, at: str) -> None:

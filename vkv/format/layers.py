@@ -25,11 +25,42 @@ def walk(layers: tuple[Layer, ...], at: str = "layers") -> list[tuple[str, Layer
     return found
 
 
+def stored_layers(header: Header) -> list[tuple[str, Layer]]:
+    """Return every layer, child, and layer of a checkpoint, with its path, in file order."""
+    return walk(header.layers) + [
+        (f"checkpoints[{i}].{path}", layer)
+        for i, checkpoint in enumerate(header.checkpoints)
+        for path, layer in sorted(checkpoint.layers.items(), key=lambda item: place(item[0]))
+    ]
+
+
+def place(path: str) -> tuple[int, ...]:
+    """Return the place that the path of a checkpoint's layer names: ``"3.1"`` is ``(3, 1)``.
+
+    Returns:
+        The numbers; none for a text that is no path.
+    """
+    parts = path.split(".")
+    plain = all(p.isascii() and p.isdecimal() and len(p) < 6 for p in parts)
+    return tuple(map(int, parts)) if plain and ".".join(str(int(p)) for p in parts) == path else ()
+
+
+def layer_at(layers: tuple[Layer, ...], path: tuple[int, ...]) -> Layer | None:
+    """Return the layer, or child, at a place; ``None`` if there is none."""
+    layer = None
+    for i in path:
+        if i >= len(layers):
+            return None
+        layer = layers[i]
+        layers = layer.children
+    return layer
+
+
 def segments(header: Header) -> list[tuple[str, str, Tensor, Segment]]:
     """Every segment as ``(path, tensor name, tensor, segment)``, in file order."""
     return [
         (f"{path}.{name}.segments[{i}]", name, tensor, segment)
-        for path, layer in walk(header.layers)
+        for path, layer in stored_layers(header)
         for name, tensor in sorted(layer.tensors.items())
         for i, segment in enumerate(tensor.segments)
     ]

@@ -103,6 +103,19 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     children: Annotated[tuple[Layer, ...], Many] = ()
 
 
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What caches that let go of tokens held after the first ``tokens`` tokens.
+
+    ``layers`` maps the path of such a cache among the layers (``"3"``; ``"3.1"`` for a
+    child of a list) to what it held. Caches that can be cut are not in it. ``message``
+    says that it stands at the end of a message.
+    """
+
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
+    layers: Annotated[dict[Name, Layer], Many]
+    message: bool = False
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Identity of the model (``vkv.identity``). ``ropes`` holds, per cache, an index or nil."""
 
@@ -151,6 +164,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: Tokens | None = None
     ropes: Annotated[tuple[Rope, ...], Many] = ()
     layers: Annotated[tuple[Layer, ...], Many]
+    checkpoints: Annotated[tuple[Checkpoint, ...], Few] = ()
     tensors: dict[Name, Stored]
     tables: Annotated[dict[Name, Name], Many] = {}
     metadata: Annotated[dict[str, str], Many] = {}

@@ -15,6 +15,7 @@ from vkv import identity
 from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.caches.encoded import EncodedRun
 from vkv.caches.kinds.adapter import Snapshot, Value
+from vkv.caches.loading.checkpoints import stored_checkpoints
 from vkv.caches.loading.decode import decode
 from vkv.caches.loading.owner import check_owner
 from vkv.caches.saving.basis_file import attached
@@ -132,7 +133,7 @@ def convert(
         ids, snapshots = _tokens(file, tokens), _decoded(file)
         with _with_basis(request, head, basis) as asked:
             return write(
-                dst, head, asked, snapshots, ids,
+                dst, head, asked, snapshots, ids, checkpoints=stored_checkpoints(file),
                 model=model, durable=durable, progress=progress,
             )  # fmt: skip
 

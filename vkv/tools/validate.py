@@ -14,7 +14,7 @@ from vkv.format.dependencies import Dependency, FileResolver, SearchPath, resolv
 from vkv.format.document import Document, open_document
 from vkv.format.framing import HEADER
 from vkv.format.layer_rules import check_layer, check_layers, is_basis
-from vkv.format.layers import external_references, segment_shape, segments, walk
+from vkv.format.layers import external_references, segment_shape, segments, stored_layers
 from vkv.format.schema import Tensor
 from vkv.identity.heads import check_heads
 
@@ -129,7 +129,7 @@ def _errors(
 
 def _layer_errors(document: Document) -> Iterator[VkvError]:
     broken = False
-    for path, layer in walk(document.header.layers):
+    for path, layer in stored_layers(document.header):
         try:
             check_layer(layer, path)
         except VkvError as exc:
@@ -183,7 +183,7 @@ def _value_errors(document: Document, resolver: FileResolver) -> Iterator[VkvErr
     from vkv.caches.loading.decode import decode
 
     tensors = [
-        (at, x, name) for at, x in walk(document.header.layers) for name in sorted(x.tensors)
+        (at, x, name) for at, x in stored_layers(document.header) for name in sorted(x.tensors)
     ]
     with CacheFile(document, resolver=resolver) as file:
         for at, layer, name in tensors:
@@ -213,7 +213,7 @@ def _warnings(document: Document) -> list[Finding]:
         Finding("warning", None, n, "not recorded in the file, so it cannot be checked")
         for n in missing
     ]
-    notes = [(f"{p}.{n}", t) for p, layer in walk(head.layers) for n, t in layer.tensors.items()]
+    notes = [(f"{p}.{n}", t) for p, layer in stored_layers(head) for n, t in layer.tensors.items()]
     return found + [_note(at, tensor) for at, tensor in notes if tensor.note]
 
 

@@ -12,6 +12,7 @@ from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.arrays.deferred import DeferredVerification
 from vkv.caches.kinds.adapter import Loaded
 from vkv.caches.kinds.live import make
+from vkv.caches.loading.checkpoints import with_checkpoints
 from vkv.caches.loading.decode import decode
 from vkv.caches.loading.owner import ModelIdentity, check_owner
 from vkv.caches.loading.read_ahead import LayerProgress, ReadAhead
@@ -106,6 +107,7 @@ def load_file(
     check_owner(file.header, model, tokenizer, known=known, force=force)
     with DeferredVerification() as deferred:
         cache = _caches(file, LayerProgress(file, progress), deferred, live == "packed")
+        cache = with_checkpoints(cache, file, deferred)
     notes = unpacked(cache, sizes=True) if live == "packed" else ()
     return Prompt(cache, file.document.tokens(), of_document(file.document), notes)
 

@@ -32,4 +32,4 @@ def caches_and_tokens(cache: Any, tokens: Any) -> tuple[list[Any], Any]:
         )
     if not cache:
         raise CacheError("an empty list, expected one cache per layer", rule="L1", at="cache")
-    return list(cache), tokens
+    return cache if isinstance(cache, list) else list(cache), tokens

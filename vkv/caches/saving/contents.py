@@ -13,12 +13,12 @@ from msgspec import structs
 from vkv.arrays.host_bytes import copied, stored
 from vkv.caches.encoded import EncodedRun
 from vkv.caches.saving.delta import ReferencedSegment
-from vkv.caches.saving.encode import EncodedLayer, EncodedTensor
+from vkv.caches.saving.encode import EncodedCheckpoint, EncodedLayer, EncodedTensor
 from vkv.caches.saving.request import SaveRequest
 from vkv.codecs.protocol import NAMES
 from vkv.format import container_write
 from vkv.format.dtypes import ITEMSIZE
-from vkv.format.schema import Layer, Rope, Segment, Stored, Tensor
+from vkv.format.schema import Checkpoint, Layer, Rope, Segment, Stored, Tensor
 from vkv.sources import base
 
 
@@ -42,6 +42,7 @@ class FileContents:
 
     Attributes:
         layers: As the header describes them.
+        checkpoints: Likewise.
         ropes: That segments and the model refer to.
         tensors: To be stored, by name.
         external: Tensors of other files, by the name they have in this one.
@@ -49,6 +50,7 @@ class FileContents:
     """
 
     layers: tuple[Layer, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
     ropes: tuple[Rope, ...] = ()
     tensors: Mapping[str, Pending] = dataclasses.field(default_factory=dict)
     external: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
@@ -56,9 +58,15 @@ class FileContents:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Name the features that a reader must know: external references, keys without rope."""
-        rotated = any(_rotated(layer) for layer in self.layers)
-        return (*(["files"] if self.external else []), *(["rope"] if rotated else []))
+        """Name the features that a reader must know."""
+        inner = (layer for checkpoint in self.checkpoints for layer in checkpoint.layers.values())
+        rotated = any(map(_rotated, (*self.layers, *inner)))
+        used = {
+            "checkpoints": bool(self.checkpoints),
+            "files": bool(self.external),
+            "rope": rotated,
+        }
+        return tuple(name for name, needed in used.items() if needed)
 
 
 def _rotated(layer: Layer) -> bool:
@@ -70,6 +78,7 @@ def file_contents(
     request: SaveRequest,
     layers: Iterable[EncodedLayer],
     tables: Mapping[str, mx.array] | None = None,
+    checkpoints: Iterable[EncodedCheckpoint] = (),
 ) -> FileContents:
     """Name and number all that ``layers`` hold.
 
@@ -77,11 +86,18 @@ def file_contents(
         request: What was asked of the save: ropes of the model, tables that other files hold.
         layers: One after the other, so that each is encoded when the one before it is done.
         tables: To be offered to other files, by name.
+        checkpoints: Behind the layers.
     """
     names = _Names(request)
     offered = {name: names.table(name, x) for name, x in (tables or {}).items()}
     described = tuple(_layer(names, layer) for layer in layers)
-    return FileContents(described, tuple(names.ropes), names.tensors, names.external, offered)
+    kept = tuple(_checkpoint(names, checkpoint) for checkpoint in checkpoints)
+    return FileContents(described, kept, tuple(names.ropes), names.tensors, names.external, offered)
+
+
+def _checkpoint(names: _Names, checkpoint: EncodedCheckpoint) -> Checkpoint:
+    layers = {path: _layer(names, layer) for path, layer in checkpoint.layers.items()}
+    return Checkpoint(tokens=checkpoint.tokens, layers=layers, message=checkpoint.message)
 
 
 def _layer(names: _Names, layer: EncodedLayer) -> Layer:

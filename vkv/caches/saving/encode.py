@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -44,6 +44,15 @@ class EncodedLayer:
     scalars: dict[str, int]
     tensors: dict[str, EncodedTensor]
     children: tuple[EncodedLayer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedCheckpoint:
+    """One checkpoint: tokens, and the encoded layers by path (``"3"``, ``"3.1"``)."""
+
+    tokens: int
+    layers: Mapping[str, EncodedLayer]
+    message: bool
 
 
 def encode_layer(plan: LayerPlan, max_segments: int) -> EncodedLayer:

@@ -11,6 +11,7 @@ from typing import Any
 import vkv._version
 from vkv import identity
 from vkv.arrays.cache_file import open_file
+from vkv.caches.checkpoints.record import checkpoints_of
 from vkv.caches.kinds import live
 from vkv.caches.kinds.adapter import Snapshot
 from vkv.caches.position_deltas import position_deltas
@@ -51,6 +52,7 @@ def save(
     search_paths: Iterable[SearchPath] | None = None,
     basis: SearchPath | None = None,
     durable: bool = True,
+    checkpoints: bool = True,
     progress: Progress | None = None,
 ) -> Info:
     """Write a prompt cache to a file, whole or not at all.
@@ -84,6 +86,7 @@ def save(
         basis: A file of ``vkv.train_basis``, for codec ``tc``: the new file holds no axes
             of its own and cannot be read without it.
         durable: Flush to the disk before returning.
+        checkpoints: Also keep the checkpoints that ``cache`` carries (``vkv.prefill``).
         progress: Called with (bytes done, bytes in all).
 
     Returns:
@@ -100,6 +103,7 @@ def save(
     """
     check_local(path)
     cache, tokens = caches_and_tokens(cache, tokens)
+    kept = checkpoints_of(cache) if checkpoints else ()
     snapshots = [_snapshot(c, i) for i, c in enumerate(cache)]
     owner, ropes = identity.of_model(model) if model is not None else (None, ())
     if owner is not None and len(cache) != len(owner.ropes):
@@ -133,7 +137,7 @@ def save(
             file = stack.enter_context(open_file(parent, search_paths=search_paths))
             request = replace(request, parent=ParentFile(file, owner, tokens))
         return write(
-            path, head, request, snapshots, tokens,
+            path, head, request, snapshots, tokens, checkpoints=kept,
             model=model, durable=durable, progress=progress,
         )  # fmt: skip
 

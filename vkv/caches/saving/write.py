@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,10 @@ import mlx.core as mx
 
 from vkv import identity
 from vkv._atomic import replacing
+from vkv.caches.checkpoints.record import Checkpoint
 from vkv.caches.kinds.adapter import Snapshot
 from vkv.caches.loading.compatibility import differences
+from vkv.caches.saving.checkpoints import encoded_checkpoints
 from vkv.caches.saving.contents import FileContents, Pending, file_contents
 from vkv.caches.saving.encode import encode_layer
 from vkv.caches.saving.rate_plan import plan_layers
@@ -42,6 +44,7 @@ def write(
     *,
     model: Any = None,
     tables: Mapping[str, mx.array] | None = None,
+    checkpoints: Sequence[Checkpoint] = (),
     durable: bool = True,
     progress: Progress | None = None,
 ) -> Info:
@@ -57,11 +60,13 @@ def write(
         tokens: Ids that the caches hold, if they are known.
         model: The live model that ``head.model`` is the identity of, if there is one.
         tables: To be offered to other files, by name.
+        checkpoints: Of the caches, in ascending order.
         durable: Flush to the disk before returning.
         progress: Called with (bytes done, bytes in all).
     """
     ids = None if tokens is None else identity.token_bytes(tokens)
-    contents = encoded_contents(request, snapshots, _fixed(head, request, ids), tables)
+    fixed = _fixed(head, request, ids)
+    contents = encoded_contents(request, snapshots, fixed, tables, checkpoints)
     if ids is not None:
         pending = Pending("tokens", "U32", (len(ids) // 4,), lambda: ids)
         contents = replace(contents, tensors={TOKENS: pending, **contents.tensors})
@@ -99,6 +104,7 @@ def encoded_contents(
     snapshots: Iterable[Snapshot],
     fixed: int = 0,
     tables: Mapping[str, mx.array] | None = None,
+    checkpoints: Sequence[Checkpoint] = (),
 ) -> FileContents:
     """Plan and encode snapshots, layer after layer: all of a save but writing.
 
@@ -107,10 +113,11 @@ def encoded_contents(
         snapshots: One per layer of the model.
         fixed: Bytes of the file that are no layer's.
         tables: To be offered to other files, by name.
+        checkpoints: Of the caches; raw, where the codec plans for a whole cache.
     """
     plans = plan_layers(request, snapshots, fixed)
     layers = (encode_layer(plan, request.max_segments) for plan in plans)
-    return file_contents(request, layers, tables)
+    return file_contents(request, layers, tables, encoded_checkpoints(request, checkpoints))
 
 
 def check_target(path: str | os.PathLike[str], dependencies: Iterable[FileId]) -> None:
@@ -149,6 +156,7 @@ def _completed(head: Header, contents: FileContents, ids: bytes | None) -> Heade
     return header.replace(
         head,
         layers=contents.layers,
+        checkpoints=contents.checkpoints,
         ropes=contents.ropes,
         needs=contents.needs,
         tables=dict(contents.tables),
