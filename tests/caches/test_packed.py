@@ -16,12 +16,13 @@ from fixtures.models import tiny
 from tests.helpers.hostile import opened
 from vkv.caches.packed import batch
 from vkv.caches.packed.cache import PackedKVCache
+from vkv.caches.packed.encoder import FIT
 from vkv.caches.packed.make import make_prompt_cache
 from vkv.errors import CacheError
 
 GOOD = Path(__file__).parents[2] / "fixtures" / "v1" / "good"
 CODECS = ["affine:bits=4,group=32", "raw", "nsnquant:bits=2", "nsnquant:bits=1,window=32"]
-#: Its tables are fitted to the first call, so the split of the prefill matters.
+#: Its tables are fitted to the first tokens; later ones go on with them.
 FROZEN = "kvquant:bits=2"
 TOKENS = 150
 
@@ -64,6 +65,23 @@ def same(a: list[mx.array], b: list[mx.array]) -> bool:
 )
 def test_state_does_not_depend_on_the_split(codec, splits):
     assert same(held(fed(codec, [TOKENS])), held(fed(codec, splits)))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [FROZEN, f"{FROZEN},refit_interval=300", "kvquant:bits=3,table=token,pre_rope=false"],
+)
+@pytest.mark.parametrize("splits", [[400] * 2, [100] * 8, [1] * 300 + [500], [257, 1, 500, 42]])
+def test_tables_do_not_depend_on_the_split(codec, splits):
+    """They are fitted to the first tokens, however many came with them."""
+    whole, parts, start = fresh(codec), fresh(codec), 0
+    keys, values = rows(0, 800)
+    whole.update_and_fetch(keys, values)
+    for n in splits:
+        parts.update_and_fetch(*(x[..., start : start + n, :] for x in (keys, values)))
+        start += n
+    assert same(held(whole), held(parts))
+    assert whole.rows_keys.encoded >= 1 + 2 * FIT
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -171,27 +189,27 @@ def test_live_is_checked(tmp_path):
 
 def test_kvquant_freezes_its_tables_at_prefill(tmp_path):
     cache = fresh(FROZEN)
-    keys, values = rows(0, 400)
-    cache.update_and_fetch(keys[..., :200, :], values[..., :200, :])
+    keys, values = rows(0, 500)
+    cache.update_and_fetch(keys[..., :300, :], values[..., :300, :])
     cache.settle()
     (sink, first) = cache.rows_keys.runs
     assert (sink.codec.id, sink.tokens) == ("raw", 1)
     assert mx.array_equal(cache.keys_and_values()[0][..., :1, :], keys[..., :1, :])
-    before = cache.keys_and_values()[0]
-    for i in range(200, 400):
+    before = cache.keys_and_values()[0][..., : 1 + FIT, :]
+    for i in range(300, 500):
         cache.update_and_fetch(keys[..., i : i + 1, :], values[..., i : i + 1, :])
     cache.settle()
     after = cache.rows_keys.runs[1]
     assert mx.array_equal(after.parts["levels"], first.parts["levels"])
     assert mx.array_equal(after.parts["bounds"], first.parts["bounds"])
-    assert mx.array_equal(cache.keys_and_values()[0][..., :200, :], before)
+    assert mx.array_equal(cache.keys_and_values()[0][..., : 1 + FIT, :], before)
     assert cache.nbytes == sum(x.nbytes for x in held(cache))
 
 
 def test_kvquant_refits_after_its_interval():
     cache = fresh(f"{FROZEN},refit_interval=128")
-    keys, values = rows(0, 400)
-    for i in range(0, 400, 50):
+    keys, values = rows(0, 700)
+    for i in range(0, 700, 50):
         cache.update_and_fetch(keys[..., i : i + 50, :], values[..., i : i + 50, :])
     tables = [k.parts["levels"] for k in cache.rows_keys.runs if k.codec.id == "kvquant"]
     assert len(tables) > 1
@@ -200,13 +218,13 @@ def test_kvquant_refits_after_its_interval():
 
 def test_kvquant_is_exact_until_there_is_enough_to_fit():
     cache = fresh(FROZEN)
-    keys, values = rows(0, 20)
+    keys, values = rows(0, FIT)
     assert same(list(cache.update_and_fetch(keys, values)), [keys, values])
 
 
 def test_kvquant_saved_and_loaded_goes_on_as_if_never_saved(tmp_path):
     model = tiny.llama(head_dim=64)
-    tokens = [(5 * i * i + i) % tiny.VOCAB for i in range(200)]
+    tokens = [(5 * i * i + i) % tiny.VOCAB for i in range(300)]
     cache = vkv.make_prompt_cache(model, FROZEN)
     model(mx.array([tokens]), cache=cache)
     vkv.save(tmp_path / "a.vkv", cache, tokens=tokens, model=model)
@@ -253,7 +271,7 @@ print([mx.argmax(model(mx.array([[t]]), cache=cache)[0, -1]).item() for t in ran
 @pytest.mark.parametrize("codec", ["nsnquant:bits=2", FROZEN])
 def test_a_new_process_goes_on_as_the_cache_that_was_never_saved(codec, tmp_path):
     model = tiny.llama(head_dim=64)
-    tokens = [(5 * i * i + i) % tiny.VOCAB for i in range(150)]
+    tokens = [(5 * i * i + i) % tiny.VOCAB for i in range(300)]
     cache = vkv.make_prompt_cache(model, codec)
     mx.eval(model(mx.array([tokens]), cache=cache))
     vkv.save(tmp_path / "a.vkv", cache, tokens=tokens, model=model)

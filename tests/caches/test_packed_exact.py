@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
 import vkv
 from fixtures.models import tiny
 from vkv.caches.packed.cache import PackedKVCache
+from vkv.caches.packed.encoder import FIT
 
 CODECS = ["affine:bits=4,group=32", "nsnquant:bits=2", "kvquant:bits=2"]
 SPLITS = [[300], [128, 128, 44], [1] * 70 + [230], [100, 1, 199]]
@@ -66,10 +67,10 @@ LOOKS = {
 @pytest.mark.parametrize("codec", CODECS)
 def test_who_looks_sees_the_settled_cache(codec, look):
     cache = fresh(codec)
-    cache.update_and_fetch(*rows(200))
+    cache.update_and_fetch(*rows(400))
     LOOKS[look](cache)
-    assert cache.rows_keys.encoded >= 192
-    assert cache.nbytes < 0.5 * sum(x.nbytes for x in rows(200))
+    assert cache.rows_keys.encoded >= 384
+    assert cache.nbytes < 0.5 * sum(x.nbytes for x in rows(400))
 
 
 @pytest.mark.parametrize(
@@ -78,14 +79,14 @@ def test_who_looks_sees_the_settled_cache(codec, look):
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_copy_is_settled_and_goes_on_alone(codec, through):
     cache = fresh(codec)
-    cache.update_and_fetch(*rows(200))
+    cache.update_and_fetch(*rows(400))
     twin = through(cache)
     cache.settle()
     want = cache.keys_and_values()
     assert same(twin.keys_and_values(), want)
     twin.trim(150)
     twin.update_and_fetch(*rows(80, seed=1))
-    assert (cache.offset, twin.offset) == (200, 130)
+    assert (cache.offset, twin.offset) == (400, 330)
     assert same(cache.keys_and_values(), want)
 
 
@@ -104,16 +105,16 @@ def test_tokens_dropped_after_their_call_leave_no_trace(codec):
 
 
 def test_values_that_the_codec_refuses_stay_exact():
-    cache, (keys, values) = fresh("kvquant:bits=2"), rows(200)
+    cache, (keys, values) = fresh("kvquant:bits=2"), rows(300)
     keys[..., 100:101, :] = float("inf")
     cache.update_and_fetch(keys, values)
     cache.settle()
     assert "keys" not in cache.note
     assert "held raw" in cache.note
     assert same([cache.keys_and_values()[0]], [keys])
-    assert cache.rows_values.encoded == 200
+    assert cache.rows_values.encoded == 1 + FIT
     cache.update_and_fetch(*rows(100, seed=1))
-    assert (cache.offset, cache.rows_keys.encoded) == (300, 0)
+    assert (cache.offset, cache.rows_keys.encoded) == (400, 0)
 
 
 def test_layers_are_decoded_one_after_the_other():

@@ -139,3 +139,24 @@ def test_a_model_that_refuses_packed_caches_gets_its_own():
     with pytest.warns(UserWarning, match=r"does not run on packed caches .*only my own"):
         caches = vkv.make_prompt_cache(model, CODEC)
     assert classes(caches) == ["KVCache"] * 2
+    assert all(c.empty() for c in caches)
+
+
+def sharing():
+    """Its last layers attend to the keys of an earlier one, read from that one's cache."""
+    config = {
+        "hidden_dim": 64, "num_layers": 4, "num_kv_reuse_layers": 2, "num_heads": 2,
+        "num_kv_heads": 1, "hidden_dim_scale_factor": 2.0,
+    }  # fmt: skip
+    return build("afm7", 0, mx.float32, config)
+
+
+def test_layers_that_share_keys_attend_to_the_present_call_exactly():
+    """In mlx-lm 0.31 they read ``state``, which a packed cache has otherwise: then none is."""
+    model = sharing()
+    caches, said = packed(model)
+    assert bool(said) == ("KVCache" in classes(caches))
+    prompt = mx.array([IDS])
+    assert mx.array_equal(
+        model(prompt, cache=caches), model(prompt, cache=make_prompt_cache(model))
+    )

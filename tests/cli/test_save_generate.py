@@ -370,3 +370,24 @@ def test_the_answer_is_saved_though_nobody_reads_it(model, run, tmp_path):
     os.close(write)
     assert done.returncode == 0
     assert vkv.inspect(tmp_path / "b.vkv").tokens > vkv.inspect(chat).tokens
+
+
+def test_generate_says_what_is_not_packed(run, model, tmp_path):
+    run("save", "--model", model, "-p", "Once upon", "-o", tmp_path / "a.vkv")
+    args = [
+        "generate",
+        tmp_path / "a.vkv",
+        "--model",
+        model,
+        "-p",
+        "x",
+        "-m",
+        2,
+        "--live",
+        "packed",
+    ]
+    text = "layers 0-1 of 2: KVCache is not packed; "
+    (note,) = [line for line in run(*args).err.splitlines() if line.startswith("Note: ")]
+    assert note.startswith(f"Note: {text}")
+    assert run(*args, "--json").json["notes"][0].startswith(text)
+    assert run(*args[:-1], "dense", "--json").json["notes"] == []

@@ -111,7 +111,7 @@ def _freqs(values: tuple[float, ...]) -> mx.array:
 
 
 def usable(rope: Rope, keys: mx.array, positions: Positions) -> bool:
-    """Whether undoing and redoing ``rope`` gives ``keys`` back.
+    """Return whether undoing and redoing ``rope`` gives ``keys`` back.
 
     Tried in numbers, on the first and the last ``SAMPLE`` rows. Keys of another
     form, rows that are not finite, and a rope that does not fit are not usable.

@@ -43,12 +43,12 @@ class PackedKVCache(Packed):
 
     @property
     def note(self) -> str | None:
-        """Why keys or values are not encoded, or ``None``."""
+        """Return why keys or values are not encoded, or ``None``."""
         return self.rows_keys.encoder.note or self.rows_values.encoder.note
 
     @property
     def encodes(self) -> bool:
-        """Whether keys or values are encoded; known once there are any."""
+        """Return whether keys or values are encoded, once there are any."""
         return None in (self.rows_keys.encoder.note, self.rows_values.encoder.note)
 
     def settle(self) -> None:

@@ -18,6 +18,8 @@ from vkv.format.schema import Rope
 
 #: Tokens that codecs without windows encode at a time: one by one would cost a call each.
 CHUNK = 64
+#: Tokens that a codec with tables fits them to, so that the fit does not depend on calls.
+FIT = 256
 
 #: Encoded runs, and the exact tokens behind them.
 Encoded = tuple[tuple[EncodedRun, ...], mx.array]
@@ -27,8 +29,8 @@ Encoded = tuple[tuple[EncodedRun, ...], mx.array]
 class Encoder:
     """Encode keys or values in units that the codec sets, the newest tokens excepted.
 
-    What is encoded depends on the tokens alone, not on how many came in one call. The
-    exception is a codec that fits tables: it fits them to the first tokens that it gets.
+    What is encoded depends on the tokens alone, not on how many came in one call. A codec
+    that fits tables fits them to the first ``FIT`` tokens, and goes on with them.
 
     Attributes:
         choice: The codec asked for.
@@ -66,10 +68,16 @@ class Encoder:
         ready = tail - self.residual
         if self.codec is None or self.note is not None or ready <= 0:
             return 0, 0
-        if follows(self.codec, runs[-1] if runs else None):
-            return 0, ready - ready % CHUNK
+        if runs and follows(self.codec, runs[-1]):
+            left = self.codec.refit_interval - runs[-1].tokens
+            most = left + -left % CHUNK if self.codec.refit_interval else ready
+            return 0, min(ready - ready % CHUNK, most)
         lead, body = self.codec.span(ready, sum(run.tokens for run in runs))
-        body -= body % CHUNK if self.codec.min_tokens == 1 else 0
+        if self.codec.traits.reuses_tables:
+            fit = max(FIT, self.codec.min_tokens)
+            body = fit if body >= fit else 0
+        elif self.codec.min_tokens == 1:
+            body -= body % CHUNK
         return (lead, body) if body else (0, 0)
 
     def encode(
@@ -113,10 +121,12 @@ def settled(
     encoder: Encoder, runs: tuple[EncodedRun, ...], tail: mx.array
 ) -> tuple[Encoder, Encoded]:
     """Encode what may leave ``tail``; values that the codec refuses stay exact from then on."""
-    count = encoder.count(runs, tail.shape[-2])
-    if encoder.codec is None or not sum(count):
-        return encoder, (runs, tail)
-    try:
-        return encoder, encoder.encode(encoder.codec, runs, tail, count)
-    except VkvError as exc:
-        return encoder.stopped(str(exc)), (runs, tail)
+    while encoder.codec is not None:
+        count = encoder.count(runs, tail.shape[-2])
+        if not any(count):
+            break
+        try:
+            runs, tail = encoder.encode(encoder.codec, runs, tail, count)
+        except VkvError as exc:
+            encoder = encoder.stopped(str(exc))
+    return encoder, (runs, tail)

@@ -49,10 +49,10 @@ def make_prompt_cache(
     recipe = _Recipe(codec_pair(codec), residual, max_tokens)
     tried = _caches(model, recipe)
     failure = _run(model, tried)
-    if failure is not None and _run(model, own := _own(model)) is None:
+    if failure is not None and _run(model, _own(model)) is None:
         text = f"nothing is packed: the model does not run on packed caches ({failure!r})"
         warnings.warn(text, UserWarning, stacklevel=2)
-        return own
+        return _own(model)
     for text in () if failure else unpacked(tried):
         warnings.warn(text, UserWarning, stacklevel=2)
     return _caches(model, recipe, None if failure else tried)
@@ -60,7 +60,7 @@ def make_prompt_cache(
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What every packed cache of a model is made with."""
+    """Hold the options that all packed caches of a model share."""
 
     codecs: CodecPair
     residual: int
