@@ -1,3 +1,3 @@
-"""The version of the package. The format has a version of its own: ``vkv.header.VERSION``."""
+"""Hold the version of the package. The format has its own: ``vkv.format.header.VERSION``."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""The bytes of a .vkv file: container, header, rules, dependencies, byte account. No MLX."""
+"""Read and write the bytes of a .vkv file: container, header, dependencies, byte account."""

@@ -29,7 +29,7 @@ from vkv.sources.base import FIRST_READ, Source
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of the container; ``start`` and ``stop`` are offsets in the file."""
+    """Locate one tensor of the container; ``start`` and ``stop`` are offsets in the file."""
 
     name: str
     dtype: str
@@ -44,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The framing of one file.
+    """Hold the framing of one file.
 
     Attributes:
         entries: Tensors by name, in file order; together they cover the data exactly.

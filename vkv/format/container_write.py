@@ -22,7 +22,7 @@ from vkv.sources.base import READ_CHUNK, Buffer
 
 
 class Pieces(Protocol):
-    """Bytes that come piece by piece, in whichever thread goes through them."""
+    """Yield bytes piece by piece, in the thread that iterates."""
 
     nbytes: int
 
@@ -30,12 +30,12 @@ class Pieces(Protocol):
 
 
 def digest(data: Buffer, threads: int = 1) -> bytes:
-    """BLAKE3 of ``data``, 32 bytes."""
+    """Return the BLAKE3 of ``data``, 32 bytes."""
     return blake3(data, max_threads=threads).digest()
 
 
 def write_all(fd: int, data: Buffer, offset: int) -> None:
-    """``pwrite`` until all is written; the kernel takes at most 2 GiB a call."""
+    """Write all of ``data`` at ``offset``; the kernel takes at most 2 GiB a call."""
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):
@@ -102,12 +102,12 @@ def write(
 
 
 def pieces(data: Buffer | Pieces) -> Pieces:
-    """``data``, if it comes in pieces, or a buffer as its only one."""
+    """Return ``data`` if it comes in pieces, or a buffer as its only piece."""
     return _Whole(data) if isinstance(data, Buffer) else data
 
 
 class _Whole:
-    """A buffer as its only piece."""
+    """Yield a buffer as its only piece."""
 
     def __init__(self, data: Buffer):
         self._data = memoryview(data).cast("B")

@@ -1,7 +1,7 @@
-"""A ``.vkv`` file as a document: container and header checked against each other.
+"""Open a ``.vkv`` file and check its container and header against each other.
 
-Works without MLX and without the codecs, so that any sound file can be
-inspected and its bytes verified, whatever codecs it uses.
+Works without MLX and without the codecs, so that any valid file can be inspected and its
+bytes verified, whatever codecs it uses.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from vkv.sources.urls import is_url, shown
 
 
 class Document:
-    """An open file: its entries, its header and its id.
+    """Hold an open file: its entries, its header and its id.
 
     Args:
         source: Where the bytes come from; closed with the document.
-        name: How messages call the file.
+        name: Name of the file in messages.
         address: The path or URL that it was opened by, with credentials; by default ``name``.
 
     Raises:
@@ -60,7 +60,7 @@ class Document:
         return self.source.size
 
     def read(self, name: str) -> bytes:
-        """The bytes of one stored tensor, verified.
+        """Return the bytes of one stored tensor, verified.
 
         Raises:
             DigestError: They are not what was written (D1).
@@ -99,7 +99,7 @@ class Document:
                 self.check(name)
 
     def tokens(self) -> list[int] | None:
-        """The token ids, or ``None`` if the file has none."""
+        """Return the token ids, or ``None`` if the file has none."""
         if self.header.tokens is None:
             return None
         return memoryview(self.read(self.header.tokens.tensor)).cast("I").tolist()
@@ -130,15 +130,15 @@ def open_document(target: str | os.PathLike[str] | bytes) -> Document:
 
 
 def _check_version(head: Header, version: str) -> None:
-    """Header and ``__metadata__`` have the same version of the format (C8)."""
+    """Check that header and ``__metadata__`` have the same version of the format (C8)."""
     if head.version != version:
         raise container.damaged(f"version {head.version!r}, __metadata__ says {version!r}")
 
 
 def _check_forms(head: Header, entries: dict[str, Entry]) -> None:
-    """Header and container speak of the same tensors, in the same forms (H6).
+    """Check that header and container name the same tensors, in the same forms (H6).
 
-    Those of other files must not be in the container.
+    Tensors of other files must not be in the container.
     """
     stored = {name: info for name, info in head.tensors.items() if info.file is None}
     for name in sorted(stored.keys() ^ (entries.keys() - {HEADER})):
@@ -156,7 +156,7 @@ def _check_forms(head: Header, entries: dict[str, Entry]) -> None:
 
 
 def _check_expansion(head: Header) -> None:
-    """No segment claims far more elements than its own bytes can stand for (H10)."""
+    """Refuse segments of far more elements than their bytes can stand for (H10)."""
     free = limits.FREE_ELEMENTS
     for path, _, tensor, segment in segments(head):
         own = [head.tensors[name] for name in segment.parts.values()]

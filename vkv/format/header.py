@@ -1,4 +1,4 @@
-"""The msgpack header: what the stored tensors mean. Structure only: no codecs, no MLX.
+"""Read and write the msgpack header. Structure only: no codecs, no MLX.
 
 Rules H1 to H11 of ``spec/v1/format.md``; what compares the header with the container
 (the rest of H6, and H10) is in ``vkv.format.document``. A header is canonical msgpack (H1),
@@ -28,7 +28,7 @@ _DECODER = msgspec.msgpack.Decoder(Header)
 
 
 def dump(header: Header) -> bytes:
-    """Canonical bytes of ``header`` (H1): sorted keys, shortest forms, no defaults.
+    """Return the canonical bytes of ``header`` (H1): sorted keys, shortest forms, no defaults.
 
     ``pad`` is set here.
 
@@ -83,10 +83,10 @@ def load(raw: bytes) -> Header:
 
 
 def _decoded(raw: bytes) -> Header:
-    """The fields of canonical bytes.
+    """Decode a header and refuse bytes that are not canonical.
 
-    Decoded by type first, which builds nothing that no field has. What an encoder makes of
-    the fields is canonical; other bytes are looked at one by one.
+    Decoding by type comes first: it builds nothing that no field has. Bytes that equal what
+    the encoder makes of the fields are canonical; others (unknown fields) are walked.
     """
     try:
         header = _DECODER.decode(raw)
@@ -103,14 +103,14 @@ def _decoded(raw: bytes) -> Header:
 
 
 def _mistyped(message: str) -> HeaderError:
-    """msgspec's words, its path ``$.layers[0].kind`` as ours."""
+    """Turn a message of msgspec into an error with its path, e.g. ``layers[0].kind``."""
     found, _, path = message.partition(" - at `$.")
     at = path.rstrip("`") or "header"
     return HeaderError(found, rule="H9" if at.startswith("metadata") else "H2", at=at)
 
 
 def _check_number(header: Header) -> None:
-    """Before anything walks the layers, which takes a frame of the stack a level."""
+    """Check number and depth of layers (H8), before recursive code walks them."""
     level, layers, segments = list(header.layers), 0, 0
     level += [layer for c in header.checkpoints for layer in c.layers.values()]
     for _ in range(MAX_DEPTH + 1):
@@ -129,7 +129,7 @@ class _Version(msgspec.Struct):
 
 
 def _version(raw: bytes) -> str:
-    """The version of a header whose other fields may be those of another major."""
+    """Return the version of a header whose other fields this build may not know."""
     try:
         return msgspec.msgpack.decode(raw, type=_Version).version
     except (msgspec.MsgspecError, RecursionError) as exc:
@@ -150,7 +150,7 @@ def _check_version(version: str) -> None:
 
 
 def replace(head: Header, **changes: Any) -> Header:
-    """A copy of ``head`` with some fields changed."""
+    """Return a copy of ``head`` with some fields changed."""
     return msgspec.structs.replace(head, **changes)
 
 

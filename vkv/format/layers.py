@@ -16,7 +16,7 @@ def is_latent(keys: tuple[int, ...], values: tuple[int, ...]) -> bool:
 
 
 def walk(layers: tuple[Layer, ...], at: str = "layers") -> list[tuple[str, Layer]]:
-    """Every layer and child with its path (``layers[3]``, ``layers[3].children[0]``), in order."""
+    """List every layer and child, in order, with its path, e.g. ``layers[3].children[0]``."""
     found: list[tuple[str, Layer]] = []
     for i, layer in enumerate(layers):
         path = f"{at}[{i}]"
@@ -57,7 +57,7 @@ def layer_at(layers: tuple[Layer, ...], path: tuple[int, ...]) -> Layer | None:
 
 
 def segments(header: Header) -> list[tuple[str, str, Tensor, Segment]]:
-    """Every segment as ``(path, tensor name, tensor, segment)``, in file order."""
+    """List every segment as ``(path, tensor name, tensor, segment)``, in file order."""
     return [
         (f"{path}.{name}.segments[{i}]", name, tensor, segment)
         for path, layer in stored_layers(header)
@@ -67,7 +67,7 @@ def segments(header: Header) -> list[tuple[str, str, Tensor, Segment]]:
 
 
 def segment_shape(tensor: Tensor, segment: Segment) -> tuple[int, ...]:
-    """Shape of the part of ``tensor`` that ``segment`` covers."""
+    """Return the shape of the part of ``tensor`` that ``segment`` covers."""
     if segment.tokens is None:
         return tensor.shape
     return (*tensor.shape[:-2], segment.tokens, tensor.shape[-1])

@@ -28,7 +28,7 @@ Few = msgspec.Meta(max_length=FEW)
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One stored tensor: its role in the account, form and BLAKE3.
+    """Describe one stored tensor: its role in the account, form and BLAKE3.
 
     ``file`` is the id of another vkv file that holds it; without, it is in the container.
     """
@@ -45,7 +45,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A rotary embedding as ``mx.fast.rope`` takes it.
+    """Describe a rotary embedding as ``mx.fast.rope`` takes it.
 
     Either ``base`` or ``freqs`` (float32 values, ``dims / 2`` of them, as MLX's
     ``freqs`` argument) is given. ``mscale`` multiplies the rotated dims first
@@ -61,7 +61,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run of tokens written by one codec.
+    """Describe a run of tokens written by one codec.
 
     ``params`` belongs to the codec, not to the header. ``parts`` maps the
     codec's part names to names of stored tensors; several segments may share one
@@ -78,12 +78,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_raw(self) -> bool:
-        """Whether its one part is the values themselves (codec ``raw``)."""
+        """Tell whether its one part is the values themselves (codec ``raw``)."""
         return self.codec == "raw"
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One logical tensor of a layer: its segments in order, joined along axis -2.
+    """Describe one logical tensor of a layer: its segments in order, joined along axis -2.
 
     ``note`` says why a codec that was asked for was not used.
     """
@@ -95,7 +95,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One live cache: its kind, its scalars, its tensors or its children."""
+    """Describe one live cache: its kind, its scalars, its tensors or its children."""
 
     kind: Name
     scalars: Annotated[dict[str, int], Few] = {}
@@ -117,7 +117,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Identity of the model (``vkv.identity``). ``ropes`` holds, per cache, an index or nil."""
+    """Identify the model (``vkv.identity``). ``ropes`` holds, per cache, an index or nil."""
 
     id: Digest
     type: str
@@ -129,7 +129,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tokenizer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Identity of the tokenizer; the chat template stands apart."""
+    """Identify the tokenizer; the chat template stands apart."""
 
     id: Digest
     vocab_size: Count
@@ -137,7 +137,7 @@ class Tokenizer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The token ids: how many, and BLAKE3 of their little-endian u32 bytes."""
+    """Count the token ids, and hold the BLAKE3 of their little-endian u32 bytes."""
 
     count: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
     digest: Digest
@@ -145,7 +145,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that a ``.vkv`` file says about itself.
+    """Describe a whole ``.vkv`` file.
 
     ``tables`` offers stored tables to other files: a name such as
     ``layers.3.keys.basis`` to the name of a stored tensor. A file with tables and no

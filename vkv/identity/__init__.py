@@ -1,8 +1,8 @@
-"""Who a cache belongs to: fingerprints of a model, a tokenizer, a sequence of tokens.
+"""Identify the model, the tokenizer and the tokens that a cache belongs to.
 
 A cache is right for the weights, the configuration and the rotary embeddings that
 made it, and garbage for any other, without an error. So a file records them, and
-``differences`` says what is another in a live model. ``spec/v1/identity.md`` has
+``differences`` says in which a live model differs. ``spec/v1/identity.md`` has
 the bytes that each digest covers.
 
 Works without mlx-lm, and imports MLX only when it meets a model.

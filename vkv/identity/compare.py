@@ -1,4 +1,4 @@
-"""What differs between the model a file was made with and a live one, in words."""
+"""Compare the model that a file was made with and a live one, in sentences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Fields = dict[tuple[str, ...], str]
 
 
 def differences(stored: Model, stored_ropes: Ropes, live: Model, live_ropes: Ropes) -> list[str]:
-    """All differences, one sentence each; none if a cache of one is a cache of the other.
+    """Return all differences, one sentence each; none if a cache of one is a cache of the other.
 
     Args:
         stored: Identity in the file.
@@ -79,7 +79,7 @@ def _short(value: Any) -> str:
 
 
 def _fields(config: str) -> Fields:
-    """A configuration, flat; one field for a text that no file may hold as one."""
+    """Return a configuration as a flat map; text that is no valid one becomes one field."""
     fields: Fields = {}
 
     def add(path: tuple[str, ...], value: Any) -> None:
@@ -113,7 +113,7 @@ def _dotted(path: tuple[str, ...]) -> str:
 
 
 def _weights(stored: Fields, live: Fields) -> list[str]:
-    """Another form of the weights; their digests can then not be compared."""
+    """Return differences in the form of the weights, which make digests incomparable."""
     found = []
     for name, title in (
         ("dtype", "dtype of the weights"),
@@ -127,7 +127,7 @@ def _weights(stored: Fields, live: Fields) -> list[str]:
 
 
 def _values(stored: Model, live: Model) -> list[str]:
-    """Other weights of the same form."""
+    """Return which weights of the same form differ."""
     found = []
     wrong = [
         i
@@ -145,7 +145,7 @@ def _values(stored: Model, live: Model) -> list[str]:
 
 
 def _ropes(stored: Model, stored_ropes: Ropes, live: Model, live_ropes: Ropes) -> list[str]:
-    """Ropes that both sides know and that differ; another release may know more of them."""
+    """Return differences of ropes known to both sides; another release may know more."""
     wrong: dict[str, list[int]] = {}
     for i, (a, b) in enumerate(zip(stored.ropes, live.ropes, strict=False)):
         if a is not None and b is not None:
@@ -180,7 +180,7 @@ def _all_close(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def _layers(indices: list[int]) -> str:
-    """``layer 3``, ``layers 0 to 2 and 5``."""
+    """Return e.g. ``layer 3`` or ``layers 0 to 2 and 5``."""
     spans: list[list[int]] = []
     for i in indices:
         if spans and spans[-1][-1] == i - 1:
@@ -193,7 +193,7 @@ def _layers(indices: list[int]) -> str:
 
 
 def tokenizer_differences(stored: Tokenizer, live: Tokenizer) -> tuple[list[str], list[str]]:
-    """Differences of two tokenizers.
+    """Compare two tokenizers.
 
     Returns:
         Errors, and warnings: with another chat template the tokens still mean the

@@ -1,4 +1,4 @@
-"""The part of a model's configuration that its cache depends on, as canonical JSON.
+"""Record the part of a model's configuration that its cache depends on, as canonical JSON.
 
 Both mlx-lm 0.31 and 0.32 must give the same text for the same model, and so must a
 ``config.json`` that another tool has saved again. Therefore fields that still have
@@ -22,7 +22,7 @@ ALWAYS = frozenset({
     "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_scaling", "rope_theta",
     "rope_traditional", "tie_word_embeddings", "vocab_size",
 })  # fmt: skip
-#: Read by no layer at inference, or told by the form of the weights.
+#: Read by no layer at inference, or shown by the form of the weights.
 NEVER = frozenset({
     "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
     "intermediate_size", "model_file", "pad_token_id", "quantization", "quantization_config",
@@ -60,6 +60,8 @@ _LENGTH_UNREAD = frozenset({
     "mlx.nn.layers.positional_encoding.RoPE", "mlx_lm.models.rope_utils.Llama3RoPE",
     "mlx_lm.models.rope_utils.ProportionalRoPE", "mlx_lm.models.rope_utils.YarnRoPE",
     "mlx_lm.models.deepseek_v2.DeepseekV2YarnRotaryEmbedding",
+    "mlx_lm.models.hunyuan.DynamicNTKAlphaRoPE",
+    "mlx_lm.models.hunyuan_v1_dense.DynamicNTKAlphaRoPE",
 })  # fmt: skip
 _POSITIONS = re.compile("rope|rotary|position|ntk|alibi", re.IGNORECASE)
 
@@ -86,9 +88,11 @@ def _take_unread(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON of ``value``; ``None`` for what is no data."""
+    """Return ``value`` as JSON data; ``None`` for anything that is no data."""
     if is_dataclass(value):
-        return _fields({f.name: getattr(value, f.name) for f in fields(value) if _told(f, value)})
+        return _fields(
+            {f.name: getattr(value, f.name) for f in fields(value) if _is_recorded(f, value)}
+        )
     if isinstance(value, dict):
         return _fields({str(k): v for k, v in value.items()})
     if isinstance(value, list | tuple):
@@ -98,8 +102,8 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | str) else None
 
 
-def _told(field: Field[Any], owner: Any) -> bool:
-    """Whether a field says more than its class does."""
+def _is_recorded(field: Field[Any], owner: Any) -> bool:
+    """Tell whether a field differs from the default of its class, or is always recorded."""
     default = field.default
     if field.default_factory is not MISSING:
         default = field.default_factory()
@@ -156,14 +160,14 @@ def _without_theta(settings: dict[str, Any], theta: Any) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | int | str:
-    """One form for ``10000`` and ``10000.0``; JSON has no infinities."""
+    """Return one form for ``10000`` and ``10000.0``; text for infinities, which JSON lacks."""
     if not math.isfinite(value):
         return str(value)
     return int(value) if value.is_integer() and abs(value) < _EXACT else value
 
 
 def _weights(model: Any, dtypes: set[str]) -> dict[str, str]:
-    """In words, what the digests of the layers cannot tell: dtype, quantization, adapter."""
+    """Describe dtype, quantization and adapters, which the digests of layers do not name."""
     modules = [module for _, module in model.named_modules()]
     found = {
         "dtype": ", ".join(sorted(dtypes)),
@@ -188,7 +192,7 @@ def _quantization(module: Any) -> str | None:
 
 
 def _adapter(module: Any) -> str | None:
-    """LoRA, DoRA and their like. ``scale`` is no parameter, so no digest covers it."""
+    """Describe a LoRA or DoRA module. Its scale is no parameter, so no digest covers it."""
     if "lora_a" not in module or "lora_b" not in module:
         return None
     rank = min(*module.lora_a.shape[-2:], *module.lora_b.shape[-2:])

@@ -64,7 +64,7 @@ def _known_counts(config: Any) -> set[int]:
 
 
 def _head_counts(config: Any, words: tuple[str, ...]) -> set[int]:
-    """Numbers of heads, anywhere in a config, under names with one of ``words``."""
+    """Collect numbers of heads, anywhere in a config, under names with one of ``words``."""
     found: set[int] = set()
     todo = [config]
     while todo:

@@ -1,4 +1,4 @@
-"""Identity of a model: a digest for each layer, from a sample of its weights' bits."""
+"""Identify a model: a digest for each layer, from a sample of its weights' bits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Arrays = dict[str, Any]
 
 
 def of_model(model: Any) -> tuple[Model, tuple[Rope, ...]]:
-    """Identity of a live model of mlx-lm.
+    """Identify a live model of mlx-lm.
 
     Raw bits are sampled and hashed, never computed numbers, so that ``id`` is the same
     on every backend. So it covers all but the ropes, which are computed on the device
@@ -64,7 +64,7 @@ def of_model(model: Any) -> tuple[Model, tuple[Rope, ...]]:
 
 
 def model_id(model: Any) -> bytes:
-    """The id of a model, given as such (32 bytes, or 64 hex digits) or live.
+    """Return the id of a model, given as such (32 bytes, or 64 hex digits) or live.
 
     Raises:
         VkvError: It is neither.
@@ -82,7 +82,7 @@ def model_id(model: Any) -> bytes:
 
 
 def _parameters(model: Any) -> tuple[list[Arrays], Arrays]:
-    """Parameters of each layer, by name within it, and all others, by full name."""
+    """Return the parameters of each layer, by name within it, and all others, by full name."""
     layers = [
         _named(layer)
         for layer in getattr(model, "layers", None) or []
@@ -93,9 +93,9 @@ def _parameters(model: Any) -> tuple[list[Arrays], Arrays]:
 
 
 def _count(model: Any, arrays: Collection[Any]) -> int:
-    """Weights of the model: of a quantized matrix those that it stands for, not its words.
+    """Count the weights of the model; of a quantized matrix those that it stands for.
 
-    Scales and biases of quantization are none.
+    Scales and biases of quantization are not counted.
     """
     sizes = {id(x): x.size for x in arrays}
     for _, module in model.named_modules():
@@ -114,7 +114,7 @@ def _named(module: Any) -> Arrays:
 
 
 def _digests(groups: list[Arrays]) -> list[bytes]:
-    """BLAKE3 of each group: name, dtype, shape and sampled bits of every array."""
+    """Return the BLAKE3 of each group: name, dtype, shape and sampled bits of every array."""
     import mlx.core as mx
 
     bits = [[_bits(x) for _, x in sorted(group.items())] for group in groups]
@@ -132,7 +132,7 @@ def _digests(groups: list[Arrays]) -> list[bytes]:
 
 
 def _bits(x: Any) -> Any:
-    """Bytes of the sampled values of ``x``, lazily: ``(n * itemsize,)`` uint8."""
+    """Return the bytes of the sampled values of ``x``, lazily: ``(n * itemsize,)`` uint8."""
     import mlx.core as mx
 
     if not x.size:
@@ -146,7 +146,7 @@ def _bits(x: Any) -> Any:
 
 @lru_cache(maxsize=256)
 def _indices(shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Indices, one array per axis, of ``SAMPLE`` values spread over an array."""
+    """Return indices, one array per axis, of ``SAMPLE`` values spread over an array."""
     import mlx.core as mx
 
     size = math.prod(shape)

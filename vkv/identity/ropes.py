@@ -21,7 +21,7 @@ from vkv.format.schema import Rope
 
 
 def find(model: Any) -> list[Rope | None]:
-    """The rope of each entry of ``model``'s prompt cache.
+    """Return the rope of each entry of ``model``'s prompt cache.
 
     ``None`` where keys are cached without a rope, or with one that cannot be undone
     exactly: a base that moves with the length (dynamic NTK), MLA latents, an unknown
@@ -42,13 +42,13 @@ def find(model: Any) -> list[Rope | None]:
 
 
 def _holds_keys(entry: Any) -> bool:
-    """One set of keys and no more: a second one (an indexer's) has its own rope."""
+    """Tell whether an entry has exactly one set of keys: an indexer's has its own rope."""
     children = getattr(entry, "caches", None) or [entry]
     return sum(hasattr(child, "keys") for child in children) == 1
 
 
 def _per_entry(layers: list[Any], ropes: list[Rope | None], entries: int) -> list[Rope | None]:
-    """Ropes by cache entry, where not every layer has one entry."""
+    """Assign ropes to cache entries, where not every layer has one entry."""
     count = len(ropes)
     if count and entries % count == 0:
         return ropes * (entries // count)  # nanbeige, iquestloopcoder: layers run in loops
@@ -79,7 +79,7 @@ def _of_layer(layer: Any) -> Rope | None:
 
 
 def _rotates_keys(attention: Any) -> bool:
-    """Whether the keys that ``attention`` caches begin with what its rope returned."""
+    """Tell whether the keys that ``attention`` caches begin with what its rope returned."""
     if hasattr(attention, "kv_lora_rank"):
         return False  # MLA: a latent, or keys whose last channels are rotated
     if not getattr(attention, "use_rope", True):

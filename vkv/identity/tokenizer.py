@@ -1,4 +1,4 @@
-"""Identity of a tokenizer."""
+"""Identify a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vkv.format.schema import Tokenizer
 
 
 def of_tokenizer(tokenizer: Any) -> Tokenizer:
-    """Identity of a tokenizer: which text each id stands for, and which ids are special.
+    """Identify a tokenizer by the text that each id stands for, and by its special ids.
 
     The end-of-text token and the padding token are left out: people set them anew
     when they load a model, and no cached token changes by that. Nothing of the
@@ -44,7 +44,7 @@ def of_tokenizer(tokenizer: Any) -> Tokenizer:
 
 
 def _special(tokenizer: Any) -> list[int]:
-    """Ids that are matched in text as a whole and skipped in output, and the first token's."""
+    """Return ids that are matched as a whole and skipped in output, and the first token's."""
     added = getattr(tokenizer, "added_tokens_decoder", None)
     if added is None and hasattr(tokenizer, "get_added_tokens_decoder"):
         added = tokenizer.get_added_tokens_decoder()

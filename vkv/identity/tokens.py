@@ -1,4 +1,4 @@
-"""Token ids as bytes, and their digest."""
+"""Turn token ids into bytes, and digest them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TOKEN = (1 << 32) - 1
 
 
 def token_bytes(ids: Any) -> bytes:
-    """Token ids as little-endian u32, the form that a file stores.
+    """Return token ids as little-endian u32, the form that a file stores.
 
     Args:
         ids: Whole numbers, ``(T,)`` or ``(1, T)``: a list, a NumPy or an MLX array of
@@ -52,7 +52,7 @@ def token_bytes(ids: Any) -> bytes:
 
 
 def of_tokens(ids: Any) -> bytes:
-    """BLAKE3 of ``token_bytes(ids)``; raises as it does."""
+    """Return the BLAKE3 of ``token_bytes(ids)``; raises as it does."""
     return blake3(token_bytes(ids)).digest()
 
 
