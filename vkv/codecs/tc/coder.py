@@ -18,11 +18,7 @@ from vkv.format.limits import MAX_EXPANSION
 #: Steps between which a rate is searched, in deviations.
 FINEST, COARSEST = 2.0**-10, 2.0**5
 #: How far below the target a search may end, and its most trials.
-SLACK, TRIALS = 0.01, 6
-#: Tokens, evenly spaced, from which the rate of a step is predicted; and its most predictions.
-SAMPLE, PREDICTIONS = 512, 4
-#: Predictions that agree so well end the search among them.
-AGREE = 0.002
+SLACK, TRIALS = 0.005, 6
 #: A finer step is tried so often where too few bytes are left (H10).
 FINER, TRIES = 0.8, 48
 #: Coarser ones, in deviations of the largest component, leave nothing.
@@ -90,22 +86,6 @@ class Coder:
                 break
             coded = self._code(min(coded.step, self._empty) * FINER)
         return coded
-
-    def predict(self, step: float) -> float:
-        """Predict the bits that a step takes, from a sample of the tokens."""
-        every = max(1, self._x.shape[2] // SAMPLE)
-        sample = self._x[:, :, ::every]
-        scaled = step * self._unit
-        basis = self._basis(scaled)
-        parts = self._quantized(sample, basis, scaled)
-        codes = parts["codes"].nbytes * self._x.shape[2] / sample.shape[2]
-        rows = 0 if self._table is not None else self._stored(basis).nbytes
-        return 8 * (codes + parts["components"].nbytes + self._mean.nbytes + rows)
-
-    @property
-    def samples(self) -> bool:
-        """Return whether a sample is much smaller than the tensor."""
-        return self._x.shape[2] >= 4 * SAMPLE
 
     def enough(self, coded: Coded) -> bool:
         """Return whether a reader accepts so few bytes for the tensor (H10)."""
@@ -177,7 +157,6 @@ def solve(
     estimate: Callable[[float], float],
     trial: Callable[[float], tuple[float, list[Coded]]],
     target: float,
-    predict: Callable[[float], float] | None = None,
 ) -> list[Coded]:
     """Search the finest step that stays under ``target`` bits, within ``SLACK``.
 
@@ -185,13 +164,11 @@ def solve(
         estimate: Bits of a step, falling, cheap and not quite right.
         trial: Bits of a step, and what it gave.
         target: Bits.
-        predict: Bits of a step from a sample: nearly right, and cheaper than a trial.
 
-    The estimate is off by much the same factor at all steps near, so the factor is found
-    from predictions where there are any, and one trial is mostly enough; else two or three.
+    The estimate is off by much the same factor at all steps near: two or three trials do.
     """
     low, high = log2(FINEST), log2(COARSEST)
-    ratio, best, fits = _ratio(estimate, predict, target), None, False
+    ratio, best, fits = 1.0, None, False
     for _ in range(TRIALS):
         at = _invert(estimate, target * (1 - SLACK / 2) / ratio)
         at = at if low < at < high else (low + high) / 2
@@ -204,22 +181,6 @@ def solve(
         ratio = bits / max(estimate(2.0**at), 1.0)
     assert best is not None  # there was a trial
     return best
-
-
-def _ratio(
-    estimate: Callable[[float], float],
-    predict: Callable[[float], float] | None,
-    target: float,
-) -> float:
-    """Return the factor from estimated bits to predicted ones, near the step for ``target``."""
-    ratio = 1.0
-    for _ in range(PREDICTIONS if predict is not None else 0):
-        assert predict is not None
-        step = 2.0 ** _invert(estimate, target * (1 - SLACK / 2) / ratio)
-        last, ratio = ratio, predict(step) / max(estimate(step), 1.0)
-        if abs(ratio / last - 1) < AGREE:
-            break
-    return ratio
 
 
 def _invert(estimate: Callable[[float], float], bits: float) -> float:

@@ -140,12 +140,7 @@ def _shared(coders: Sequence[Coder], steps: F64, target: float, fixed: int) -> l
         lent = sum(c.lent for c in coders)
         return fixed + 8 * (sum(c.nbytes for c in coded) - lent), coded
 
-    def predict(step: float) -> float:
-        return fixed + sum(
-            c.predict(_readable(step * s)) for c, s in zip(coders, steps, strict=True)
-        )
-
-    return solve(estimate, trial, target, predict if any(c.samples for c in coders) else None)
+    return solve(estimate, trial, target)
 
 
 def _readable(step: float) -> float:
