@@ -11,7 +11,8 @@ from vkv.codecs.kernels import cuda as kernels_cuda
 from vkv.codecs.kernels.device import on_cuda
 from vkv.codecs.kvquant.codec import KvQuant
 from vkv.codecs.nsnquant import kernels_cpu
-from vkv.codecs.nsnquant.codec import NSNQuant, codebook
+from vkv.codecs.nsnquant.codec import NSNQuant
+from vkv.codecs.nsnquant.searchable import searchable
 from vkv.codecs.protocol import FusedContext
 from vkv.format.schema import Rope
 
@@ -171,6 +172,6 @@ def test_cuda_leaves_other_sizes_to_plain_operations():
 @pytest.mark.parametrize("options", [{"bits": 1}, {"bits": 2}, {"match": "cosine"}], ids=str)
 @pytest.mark.parametrize("dim", [4, 8, 16])
 def test_cuda_finds_the_same_codewords(options, dim):
-    _, search = codebook(NSNQuant(subvector_dim=dim, **options).spec)
+    _, search = searchable(NSNQuant(subvector_dim=dim, **options).spec)
     x = mx.abs(normal(5001, dim, scale=2)) if search.magnitude else normal(5001, dim, scale=2)
     assert equal(search(x), search.plain(x))

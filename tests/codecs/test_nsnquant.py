@@ -17,7 +17,8 @@ from vkv.codecs.nsnquant import codebooks, hadamard
 from vkv.codecs.nsnquant import transform as nsn
 from vkv.codecs.nsnquant.codebook_search import GRID, LIMIT, STEPS, Search
 from vkv.codecs.nsnquant.codebooks import Spec
-from vkv.codecs.nsnquant.codec import NSNQuant, codebook
+from vkv.codecs.nsnquant.codec import NSNQuant
+from vkv.codecs.nsnquant.searchable import searchable
 from vkv.codecs.options import build, parse_options
 from vkv.errors import CodecError
 
@@ -219,7 +220,7 @@ def test_shipped_codebooks(spec):
 def test_error_in_the_code_domain(spec, limit):
     """Mean squared error of N(0, 1), per element."""
     x = normal(1 << 13, 128, seed=3)
-    rows, search = codebook(spec)
+    rows, search = searchable(spec)
     if spec.cosine:
         x *= sqrt(128) / np.linalg.norm(x, axis=1, keepdims=True)
     seen = np.abs(x) if spec.magnitude else x
@@ -346,7 +347,7 @@ def test_reconstruction(options, bias):
 
 def without_nsn(codec: NSNQuant, x: np.ndarray) -> np.ndarray:
     """The same rotation and codebook on tokens that were only brought to unit variance."""
-    rows, search = codebook(codec.spec)
+    rows, search = searchable(codec.spec)
     z = np.array(hadamard.inverse(mx.array(x / np.sqrt((x**2).mean(-1, keepdims=True)))))
     seen = mx.array(np.abs(z) if search.magnitude else z).reshape(-1, 8)
     code = np.array(rows[search(seen)]).reshape(z.shape)

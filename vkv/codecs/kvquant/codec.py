@@ -10,12 +10,14 @@ from typing import ClassVar, Self
 import mlx.core as mx
 import numpy as np
 
-from vkv.codecs.bits import pack, words
+from vkv.codecs.bits import pack
 from vkv.codecs.kernels import cuda as kernels_cuda
 from vkv.codecs.kernels.device import on_cuda
 from vkv.codecs.kvquant import fitting as fit
 from vkv.codecs.kvquant import levels as nuq
 from vkv.codecs.kvquant import outliers
+from vkv.codecs.kvquant.checks import check_values, floats
+from vkv.codecs.kvquant.layout import parts_layout
 from vkv.codecs.options import check_options, option
 from vkv.codecs.protocol import (
     ALONE,
@@ -28,10 +30,9 @@ from vkv.codecs.protocol import (
     Planned,
     Traits,
     check_layout,
-    finite,
 )
 from vkv.errors import CodecError
-from vkv.format.dtypes import F16_MAX, FLOATS
+from vkv.format.dtypes import FLOATS
 
 #: Outliers are placed by 32-bit integers.
 MAX_ELEMENTS = (1 << 31) - 1
@@ -182,33 +183,12 @@ class KvQuant:
         """Return dtype and shape of each part for an ``x`` of the given shape (rule Q2)."""
         if reason := self.refuses(shape, mx.float32):
             raise CodecError(reason, rule="Q2", at="kvquant")
-        batch, heads, tokens, dim = shape
-        owners = {"channel": (batch, heads, dim), "token": (batch, heads, tokens), "shared": ()}
-        parts: Layout = {
-            "codes": ("U32", (batch, heads, tokens, words(dim, self.bits))),
-            "levels": ("F16", (*owners[self.table], self.levels)),
-        }
-        if self.table == "shared":
-            parts["scales"] = ("U8", (batch, heads, tokens))
-            parts["offsets"] = ("I8", (batch, heads, tokens))
-        if self.sparse:
-            parts["gaps"] = ("U8", (None,))
-            parts["outliers"] = ("F16", (None,))
-            if self.table == "channel":
-                parts["bounds"] = ("F16", (batch, heads, dim, 2))
-        return parts
+        return parts_layout(shape, self.bits, self.table, self.sparse)
 
     def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
         """Check form (K3), levels (Q4), bounds (Q5) and the list of outliers (Q6, Q7)."""
         check_layout(self, parts, shape)
-        levels = parts["levels"]
-        if not (finite(levels) and _ascends(levels)):
-            raise CodecError("expected finite and ascending values", rule="Q4", at="levels")
-        bounds = parts.get("bounds")
-        if bounds is not None and not (finite(bounds) and _ascends(bounds)):
-            raise CodecError("expected finite pairs, low then high", rule="Q5", at="bounds")
-        if "gaps" in parts:
-            outliers.validate(parts["gaps"], parts["outliers"], prod(shape))
+        check_values(parts, shape)
 
     def encode(self, x: mx.array, importance: mx.array | None = None) -> Parts:
         """Fit, select and code ``x``.
@@ -222,9 +202,9 @@ class KvQuant:
             CodecError: The shape is refused (Q2), or a value does not fit float16 (Q8).
         """
         self.layout(x.shape)
-        data, weights = _floats(x, "x"), None
+        data, weights = floats(x, "x"), None
         if importance is not None:
-            weights = np.broadcast_to(_floats(importance, "importance", 0), data.shape)
+            weights = np.broadcast_to(floats(importance, "importance", 0), data.shape)
         how = {"channel": fit.by_channel, "token": fit.by_token, "shared": fit.shared}
         return self._parts(x, how[self.table](data, self._recipe, weights), {})
 
@@ -241,7 +221,7 @@ class KvQuant:
         self.layout(x.shape)
         if self.table == "token":
             return self.encode(x)
-        data, levels = _floats(x, "x"), np.array(earlier["levels"])
+        data, levels = floats(x, "x"), np.array(earlier["levels"])
         if self.table == "shared":
             coded = fit.with_levels(data, self._recipe, levels)
         else:
@@ -315,21 +295,3 @@ class KvQuant:
     def _by_token(self) -> set[str]:
         """Return names of the parts that have a token axis."""
         return {"codes", "scales", "offsets"} | ({"levels"} if self.table == "token" else set())
-
-
-def _ascends(x: mx.array) -> bool:
-    """Return whether every row of F16 ``x`` ascends."""
-    return bool((x[..., 1:] >= x[..., :-1]).all())
-
-
-def _floats(
-    x: mx.array, at: str, low: float = -F16_MAX
-) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    data = np.asarray(x.astype(mx.float32))
-    if not (data.min() >= low and data.max() <= F16_MAX):  # NaN is neither
-        raise CodecError(
-            f"{data.min()} to {data.max()}, expected {low:g} to {F16_MAX:g}",
-            rule="Q8",
-            at=f"kvquant.{at}",
-        )
-    return data

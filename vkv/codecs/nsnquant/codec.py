@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from math import prod
 from typing import ClassVar, Self
 
 import mlx.core as mx
-import numpy as np
 
-from vkv.codecs.bits import words
 from vkv.codecs.kernels import cuda as kernels_cuda
 from vkv.codecs.kernels.device import on_cpu, on_cuda
 from vkv.codecs.nsnquant import codebooks, hadamard, kernels_cpu
 from vkv.codecs.nsnquant import transform as nsn
-from vkv.codecs.nsnquant.codebook_search import Search
+from vkv.codecs.nsnquant.checks import check_values
+from vkv.codecs.nsnquant.searchable import searchable
 from vkv.codecs.options import check_options, option
 from vkv.codecs.protocol import (
     ALONE,
@@ -29,7 +28,6 @@ from vkv.codecs.protocol import (
     Planned,
     Traits,
     check_layout,
-    finite,
 )
 from vkv.errors import CodecError
 from vkv.format.dtypes import FLOATS
@@ -178,35 +176,14 @@ class NSNQuant:
             {"codebook": ("F16", (self.codebook_size, self.subvector_dim))}
             | {"indices": ("U8", (*rows, dim // self.subvector_dim)), "s2": ("F16", rows)}
             | ({"signs": ("U8", (*rows, dim // 8))} if self.bits == 2 else {})
-            | self._metadata_layout(rows, windows, dim)
+            | nsn.metadata_layout(self.metadata_bits, self.window, rows, windows, dim)
         )
-
-    def _metadata_layout(self, rows: tuple[int, ...], windows: tuple[int, ...], dim: int) -> Layout:
-        if self.metadata_bits == 16:
-            return {"s1": ("F16", rows), "o": ("F16", (*windows, dim))}
-        return {
-            "s1": ("U32", (*windows, words(self.window, 4))),
-            "s1_range": ("F16", (*windows, 2)),
-            "o": ("U32", (*windows, dim // 8)),
-            "o_range": ("F16", (*windows, dim // nsn.GROUP, 2)),
-        }
 
     def validate(self, parts: Parts, shape: tuple[int, ...]) -> None:
         """Check form (K3), finite scalars and codewords (N3), indices in range (N4)."""
         check_layout(self, parts, shape)
-        if not prod(shape):
-            return
-        floats = {name: part for name, part in parts.items() if part.dtype == mx.float16}
-        if not finite(*floats.values()):
-            bad = next(name for name, part in floats.items() if not finite(part))
-            raise CodecError("found inf or NaN, expected finite values", rule="N3", at=bad)
-        top = 0 if self.codebook_size == 256 else int(parts["indices"].max())
-        if top >= self.codebook_size:
-            raise CodecError(
-                f"found index {top}, expected less than {self.codebook_size}",
-                rule="N4",
-                at="indices",
-            )
+        if prod(shape):
+            check_values(parts, self.codebook_size)
 
     def encode(self, x: mx.array) -> Parts:
         """Encode whole windows; their bits do not depend on how many one call carries.
@@ -215,7 +192,7 @@ class NSNQuant:
             CodecError: The shape is refused (N2), or a value is (N3).
         """
         layout = self.layout(x.shape)
-        rows, search = codebook(self.spec)
+        rows, search = searchable(self.spec)
         steps = self._prepared(x.reshape(-1, self.window, x.shape[-1]), search.magnitude)
         done, ready = [], next(steps)
         while ready is not None:
@@ -316,10 +293,3 @@ def _step(elements: int, window: int) -> int:
     if not on_cpu():
         elements = GPU_STEP
     return max(1, elements // window)
-
-
-@cache
-def codebook(spec: codebooks.Spec) -> tuple[mx.array, Search]:
-    """Return the F32 codewords of ``spec`` and the search among them."""
-    rows = codebooks.load(spec).astype(np.float32)
-    return mx.array(rows), Search(rows, magnitude=spec.magnitude, cosine=spec.cosine)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from vkv.codecs.bits import pack, unpack
+from vkv.codecs.bits import pack, unpack, words
 from vkv.codecs.nsnquant import hadamard
 from vkv.codecs.nsnquant.codebook_search import Search
-from vkv.codecs.protocol import Parts
+from vkv.codecs.protocol import Layout, Parts
 from vkv.errors import CodecError
 from vkv.format.dtypes import F16_MAX
 
@@ -222,6 +222,20 @@ def _fold(z: mx.array, code: mx.array, fold: str) -> mx.array:
     along = total(z * code, -1)
     along = mx.where(along > 0, along, dim)
     return dim / along if fold == "orthogonal" else along / total(code * code, -1)
+
+
+def metadata_layout(
+    bits: int, window: int, rows: tuple[int, ...], windows: tuple[int, ...], dim: int
+) -> Layout:
+    """Return dtype and shape of ``s1`` and ``o`` in 4 or 16 bits, of ``rows`` in ``windows``."""
+    if bits == 16:
+        return {"s1": ("F16", rows), "o": ("F16", (*windows, dim))}
+    return {
+        "s1": ("U32", (*windows, words(window, 4))),
+        "s1_range": ("F16", (*windows, 2)),
+        "o": ("U32", (*windows, dim // 8)),
+        "o_range": ("F16", (*windows, dim // GROUP, 2)),
+    }
 
 
 def metadata(parts: Parts, *, window: int, dim: int) -> tuple[mx.array, mx.array, mx.array]:
