@@ -329,14 +329,14 @@ def test_an_entry_that_load_refuses_is_put_aside_and_the_next_best_serves(
 
     short = store.put(cache_of(A[:30]), A[:30], model=model)
     entry = store.put(cache_of(A), A, model=model)
-    real = loading.load
+    real = loading.load_file
 
-    def refuses(path, **options):
-        if entry.id in str(path):
+    def refuses(file, **options):
+        if file.document.id == entry.id:
             raise CacheError("a rule is broken", rule="L5", at="layers[0]")
-        return real(path, **options)
+        return real(file, **options)
 
-    monkeypatch.setattr(loading, "load", refuses)
+    monkeypatch.setattr(loading, "load_file", refuses)
     with caplog.at_level(logging.WARNING, "vkv.store"):
         hit = store.get([*A, 7], model=model)
     assert (hit.entry.id, held(hit.cache[0])) == (short.id, A[:30])
@@ -350,7 +350,7 @@ def test_an_entry_that_load_refuses_is_put_aside_and_the_next_best_serves(
     store.reindex()
     assert store.get([*A, 7], model=model).tokens == 30
     assert [f.at for f in store.verify().findings] == [entry.id]
-    monkeypatch.setattr(loading, "load", real)
+    monkeypatch.setattr(loading, "load_file", real)
     store.put(cache_of(A), A, model=model)
     assert store.get([*A, 7], model=model).tokens == 40
     store.rm(entry.id)
@@ -363,15 +363,15 @@ def test_an_entry_of_no_use_to_this_model_is_passed_over_and_stays(store, model,
 
     short = store.put(cache_of(A[:30]), A[:30], model=model)
     entry = store.put(cache_of(A), A, model=model)
-    real = loading.load
+    real = loading.load_file
 
-    def refuses(path, **options):
-        if entry.id in str(path):
+    def refuses(file, **options):
+        if file.document.id == entry.id:
             raise MismatchError(["another adapter"])
-        return real(path, **options)
+        return real(file, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "load", refuses)
+        patch.setattr(loading, "load_file", refuses)
         assert store.get([*A, 7], model=model).entry.id == short.id
     assert len(store.ls()) == 2
     assert store.get([*A, 7], model=model).tokens == 40

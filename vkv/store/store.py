@@ -63,7 +63,7 @@ class PromptStore:
         self._index = Index(self._layout)
 
     def __repr__(self) -> str:
-        return f"<PromptStore {str(self.root)!r}>"
+        return f"<{type(self).__name__} {str(self.root)!r}>"
 
     def __len__(self) -> int:
         with self._index.read() as db:
@@ -101,6 +101,7 @@ class PromptStore:
 
         A conversation that grew depends on the longest stored one that it begins with:
         only what is new is written. Room is made by evicting others, never pinned ones.
+        Putting the same again returns the same entry, and mends a damaged file.
 
         Args:
             cache: One mlx-lm cache per layer, holding exactly ``tokens``.
@@ -112,15 +113,9 @@ class PromptStore:
             tags: Words for people, stored as metadata ``tags``.
             metadata: Text to text, stored with it.
             search_paths: Files and folders with those dependencies that the store lacks;
-                they are stored too. A cache that came from a file with a table of
-                another one depends on that.
-            basis: As ``vkv.save`` takes it. A copy stays in the store for as long as an
-                entry depends on it.
+                they are stored too.
+            basis: As ``vkv.save`` takes it; a copy is stored.
             progress: Called with (bytes done, bytes in all).
-
-        Returns:
-            The entry. Putting the same again gives the same entry, and writes nothing
-            unless its file is damaged.
 
         Raises:
             VkvError: As ``vkv.save``; or it does not fit into ``max_bytes`` beside
@@ -163,40 +158,32 @@ class PromptStore:
             return ingest.ingest(self._index, self.limits, copy, resolver)
 
     def find(self, tokens: Any, *, model: Any) -> Found | None:
-        """Return the longest stored prefix of a prompt, without loading it.
+        """Return the longest stored prefix of a prompt, without loading it; ``None`` if none.
+
+        It covers at most all tokens but the last. Raises as ``get``.
 
         Args:
             tokens: The whole prompt, ``(T,)`` or ``(1, T)``.
             model: The model, or its id (bytes or hex).
-
-        Returns:
-            The entry and how many tokens it covers, at most all but the last;
-            ``None`` if nothing stored begins like ``tokens``.
-
-        Raises:
-            VkvError: The index cannot be read.
         """
         from vkv import identity
 
-        prompt = identity.token_bytes(tokens)
-        return retrieve.find(self._index, prompt, identity.model_id(model))
+        prompt, owner = identity.token_bytes(tokens), identity.model_id(model)
+        self._before_search(prompt, owner)
+        return retrieve.find(self._index, prompt, owner)
 
     def get(self, tokens: Any, *, model: Any, live: LiveForm = "dense") -> Hit | None:
-        """Load the longest stored prefix of a prompt as a live cache.
+        """Load the longest stored prefix of a prompt as a live cache; ``None`` if none.
 
-        Where an entry cannot serve, the next best is tried, with a line in the log of
-        ``vkv.store``: a damaged one is taken out, one that breaks a rule is put aside. No
-        file in the store makes this raise, and no other process makes it wait.
+        A damaged entry is taken out, one that breaks a rule is put aside, each with a line
+        in the log of ``vkv.store``, and the next best is tried. No file in the store makes
+        this raise, and no other process makes it wait.
 
         Args:
             tokens: The whole prompt, ``(T,)`` or ``(1, T)``.
             model: The model that will go on, or its id (bytes or hex). A model is
                 compared with the file as ``vkv.load`` does.
             live: As ``vkv.load`` takes it.
-
-        Returns:
-            The cache and the tokens still to be computed, at least one; ``None`` if
-            nothing stored begins like ``tokens``.
 
         Raises:
             VkvError: The index cannot be read; or an argument is none of those above.
@@ -205,11 +192,12 @@ class PromptStore:
         from vkv.caches.loading.load import check_live
 
         check_live(live)
-        prompt = identity.token_bytes(tokens)
-        if isinstance(model, bytes | str):
-            return retrieve.get(self._index, prompt, identity.model_id(model), None, live)
-        known = identity.of_model(model)
-        return retrieve.get(self._index, prompt, known[0].id, model, live, known)
+        prompt, owner = identity.token_bytes(tokens), retrieve.owner_of(model)
+        self._before_search(prompt, owner.id)
+        return retrieve.get(self._index, prompt, owner, live)
+
+    def _before_search(self, prompt: bytes, owner: bytes) -> None:
+        """Do nothing; a store with a remote behind it fetches here."""
 
     def ls(self) -> list[Entry]:
         """Return all entries, the one used last first."""
@@ -270,13 +258,12 @@ class PromptStore:
 
         Raises:
             VkvError: A limit is not a size, or not an age.
-            OSError: The store cannot be written.
         """
         limits = self.limits.but(max_bytes, max_age, min_free)
         return collect.collect(self._index, limits, dry_run=dry_run)
 
     def verify(self, *, deep: bool = False, remove: bool = False) -> Report:
-        """Check the index against the files, and every byte of every file.
+        """Check the index and every byte of every file; return findings, with ids.
 
         Args:
             deep: Also decode every tensor.
@@ -284,11 +271,7 @@ class PromptStore:
                 ``vkv.load``, and what depends on them; each with a line in the log of
                 ``vkv.store``.
 
-        Returns:
-            Findings as ``vkv.validate`` gives them, with ids; also entries put aside.
-
-        Raises:
-            OSError: A file cannot be read.
+        Raises ``OSError`` if a file cannot be read.
         """
         from vkv.store.local.verify import verify
         from vkv.tools.validate import Report
@@ -298,12 +281,11 @@ class PromptStore:
     def reindex(self) -> list[Path]:
         """Build a new index from the files; return those that could not be listed.
 
-        Pins and times of use, which no file records, are kept as far as the old index
-        can be read. Other processes can use the store meanwhile.
+        Pins and times of use, which no file records, are carried over as far as they can
+        be read. Other processes can use the store meanwhile.
 
         Raises:
             StoreUnavailableError: The old index is busy, or cannot be read now; it stays.
-            OSError: The store cannot be written.
         """
         return rebuild.reindex(self._index)
 
@@ -311,12 +293,8 @@ class PromptStore:
         """Write an entry to a file that depends on no other, in one step; return the entry.
 
         Args:
-            key: Its id.
+            key: Its id. Raises as ``rm``.
             path: The file to write; an existing one is replaced.
-
-        Raises:
-            VkvError: No entry, or more than one, has such an id.
-            OSError: The file cannot be written.
         """
         (entry,) = self.entries(key)
         ingest.export(self._layout, entry, Path(path))

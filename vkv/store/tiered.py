@@ -5,23 +5,21 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vkv.errors import VkvError
 from vkv.format.dependencies import FileResolver
 from vkv.format.document import Document
 from vkv.format.layers import external_references
+from vkv.store.local import retrieve
 from vkv.store.local.ingest import dependency_paths, ingest
 from vkv.store.local.layout import Layout
 from vkv.store.remote import transfer
 from vkv.store.remote.patience import Patience
 from vkv.store.remote.remote import Remote
 from vkv.store.remote.transfer import Progress
-from vkv.store.results import Entry, Found, Hit
+from vkv.store.results import Entry
 from vkv.store.store import PromptStore
-
-if TYPE_CHECKING:
-    from vkv.caches.loading.load import LiveForm
 
 _log = logging.getLogger("vkv.store")
 #: Seconds that an answer waits for the remote.
@@ -77,16 +75,6 @@ class TieredStore(PromptStore):
             self._patience.attempt(lambda: self.push(entry.id), deadline=PUSH_DEADLINE)
         return entry
 
-    def find(self, tokens: Any, *, model: Any) -> Found | None:
-        """Return the longest prefix, as ``PromptStore.find``, after fetching a longer one."""
-        self._read_through(tokens, model)
-        return super().find(tokens, model=model)
-
-    def get(self, tokens: Any, *, model: Any, live: LiveForm = "dense") -> Hit | None:
-        """Load the longest prefix, as ``PromptStore.get``, after fetching a longer one."""
-        self._read_through(tokens, model)
-        return super().get(tokens, model=model, live=live)
-
     def push(self, key: str, *, progress: Progress | None = None) -> str:
         """Send an entry to the remote and return its id. Raises as ``Remote.push``."""
         return push(self, self.remote, key, progress)
@@ -103,12 +91,11 @@ class TieredStore(PromptStore):
         """
         return pull(self, self.remote, key, progress)[0]
 
-    def _read_through(self, tokens: Any, model: Any) -> None:
-        from vkv import identity
-
-        owner = identity.model_id(model)
-        here = super().find(tokens, model=owner)
+    def _before_search(self, prompt: bytes, owner: bytes) -> None:
+        """Fetch a longer prefix than the local one, within the deadline."""
+        here = retrieve.find(self._index, prompt, owner)
         covered = here.tokens if here else 0
+        tokens = memoryview(prompt).cast("I").tolist()
         self._patience.attempt(lambda: self._fetch(tokens, owner, covered))
 
     def _fetch(self, tokens: Any, owner: bytes, covered: int) -> None:

@@ -14,6 +14,8 @@ from vkv.errors import (
     UnsupportedError,
     VkvError,
 )
+from vkv.format.dependencies import FileResolver
+from vkv.format.document import open_document
 from vkv.store.local import entries, lookup
 from vkv.store.local.file_check import damage
 from vkv.store.local.index import Index
@@ -23,7 +25,6 @@ from vkv.store.local.repair import discard, put_aside, repair
 from vkv.store.results import Entry, Found, Hit
 
 if TYPE_CHECKING:
-    from vkv.arrays.cache_file import CacheFile
     from vkv.caches.loading.load import LiveForm
     from vkv.caches.loading.owner import ModelIdentity
 
@@ -33,6 +34,8 @@ _log = logging.getLogger("vkv.store")
 MAX_TRIES = 16
 #: Seconds that an answer waits for the lock to take out, or correct, what is wrong.
 PATIENCE = 0.25
+#: Rules that a sound file can break because of the installed mlx-lm, or of this prompt.
+RULES_OF_CIRCUMSTANCES = frozenset({"L1", "L2", "L8"})
 
 
 @dataclass(slots=True)
@@ -102,67 +105,76 @@ def find(index: Index, tokens: bytes, owner: bytes) -> Found | None:
     return None if match is None else match[1]
 
 
-def get(
-    index: Index,
-    tokens: bytes,
-    owner: bytes,
-    model: Any,
-    live: LiveForm,
-    known: ModelIdentity | None = None,
-) -> Hit | None:
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Hold the identity of the model that a prompt is searched for.
+
+    Attributes:
+        id: Of the model.
+        model: The live model, to be compared with the file; ``None`` if only its id is known.
+        identity: Of the live model, computed once.
+    """
+
+    id: bytes
+    model: Any = None
+    identity: ModelIdentity | None = None
+
+
+def owner_of(model: Any) -> Owner:
+    """Return the identity of a live model, or the id of one. Raises as ``identity.model_id``."""
+    from vkv import identity
+
+    if isinstance(model, bytes | str):
+        return Owner(identity.model_id(model))
+    known = identity.of_model(model)
+    return Owner(known[0].id, model, known)
+
+
+def get(index: Index, tokens: bytes, owner: Owner, live: LiveForm) -> Hit | None:
     """Load the longest stored prefix; where an entry cannot serve, the next best is tried.
 
     Args:
         index: Of the store.
         tokens: Little-endian u32, the whole prompt.
-        owner: Id of the model.
-        model: The model itself, to be compared with the file, or ``None``.
+        owner: The model that will go on.
         live: As ``vkv.load`` takes it.
-        known: Identity of ``model``, which is then not computed again.
     """
-    search, ids = Search(index, tokens, owner), memoryview(tokens).cast("I").tolist()
+    search, ids = Search(index, tokens, owner.id), memoryview(tokens).cast("I").tolist()
     while (match := search.next()) is not None:
         number, found = match
         try:
-            with _opened(index, found.entry) as file:
-                if not _is_named(file, found.entry, owner):
-                    search.another_file(number, found.entry)
-                    continue
-                hit = _load(file, found, ids, model, live, known)
+            hit = _load(index, found, ids, owner, live)
         except (VkvError, OSError) as exc:
             search.excluded.add(number)
             _deal_with(index, found.entry, exc)
         else:
-            index.note_use(found.entry.id)
-            return hit
+            if hit is not None:
+                index.note_use(found.entry.id)
+                return hit
+            search.another_file(number, found.entry)
     return None
 
 
-def _opened(index: Index, entry: Entry) -> CacheFile:
-    from vkv.arrays.cache_file import open_file
-
-    return open_file(entry.path, search_paths=dependency_paths(index.layout, entry))
-
-
-def _is_named(file: CacheFile, entry: Entry, owner: bytes) -> bool:
-    """Return whether a file is the one that the index names, and of the model asked for."""
-    model = file.header.model
-    return file.document.id == entry.id and model is not None and model.id == owner
-
-
 def _load(
-    file: CacheFile,
-    found: Found,
-    tokens: list[int],
-    model: Any,
-    live: LiveForm,
-    known: ModelIdentity | None,
-) -> Hit:
+    index: Index, found: Found, tokens: list[int], owner: Owner, live: LiveForm
+) -> Hit | None:
+    """Load an entry; ``None`` if its file is not the one that the index names.
+
+    The file is opened once, and its header parsed once.
+    """
+    from vkv.arrays.cache_file import CacheFile
     from vkv.caches.loading.load import load_file
 
-    prompt = load_file(file, model=model, live=live, known=known)
+    entry = found.entry
+    with open_document(entry.path) as document:
+        model = document.header.model
+        if document.id != entry.id or model is None or model.id != owner.id:
+            return None
+        resolver = FileResolver(dependency_paths(index.layout, entry))
+        with CacheFile(document, resolver=resolver) as file:
+            prompt = load_file(file, model=owner.model, live=live, known=owner.identity)
     rest = prompt.resume(tokens)
-    return Hit(found.entry, prompt.cache, len(tokens) - len(rest), rest)
+    return Hit(entry, prompt.cache, len(tokens) - len(rest), rest)
 
 
 def _deal_with(index: Index, entry: Entry, reason: VkvError | OSError) -> None:
@@ -186,4 +198,6 @@ def _deal_with(index: Index, entry: Entry, reason: VkvError | OSError) -> None:
 
 def _is_rule(reason: VkvError | OSError) -> bool:
     """Return whether an error is about the content of a file, and the same at every load."""
-    return isinstance(reason, CacheError | HeaderError | CodecError) and reason.rule != "L8"
+    if isinstance(reason, CacheError | HeaderError | CodecError):
+        return reason.rule not in RULES_OF_CIRCUMSTANCES
+    return False
