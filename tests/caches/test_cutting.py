@@ -75,7 +75,8 @@ def test_error_does_not_grow_over_edits(codec, live, tmp_path):
         rest = prompt.resume(ids)
         mx.eval(model(mx.array([rest]), cache=prompt.cache))
         vkv.save(path, prompt.cache, tokens=ids, model=model, codec=codec)
-    assert errors == [errors[0]] * len(errors)
+    # a product of matrices may round otherwise where it has other rows
+    assert errors == pytest.approx([errors[0]] * len(errors), rel=1e-4)
     coded = [s.tokens for s in vkv.inspect(path).header.layers[0].tensors["keys"].segments
              if s.codec != "raw"]  # fmt: skip
     assert sum(coded) >= 256
@@ -95,7 +96,8 @@ def test_the_store_keeps_codes_in_front_of_an_edit(tmp_path):
         errors.append((mx.linalg.norm(kept - exact) / mx.linalg.norm(exact)).item())
         mx.eval(model(mx.array([hit.rest]), cache=hit.cache))
         store.put(hit.cache, ids, model=model, codec="nsnquant:bits=2")
-    assert errors == [errors[0]] * len(errors)
+    # a product of matrices may round otherwise where it has other rows
+    assert errors == pytest.approx([errors[0]] * len(errors), rel=1e-4)
 
 
 @pytest.mark.parametrize("live", ["dense", "packed"])

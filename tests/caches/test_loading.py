@@ -68,7 +68,7 @@ def test_a_changed_byte_of_a_raw_tensor_is_found_before_the_caches_are_returned(
 
 
 def test_tc_reads_the_blocks_of_each_tensor_once(tmp_path, monkeypatch):
-    saved(tmp_path / "a.vkv", codec="tc:bits=3")
+    saved(tmp_path / "a.vkv", codec="tc:step=0.5")
     tensors = [t for layer in vkv.inspect(tmp_path / "a.vkv").header.layers
                for t in layer.tensors.values()]  # fmt: skip
     reads, read = [], blocks.read

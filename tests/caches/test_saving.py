@@ -10,7 +10,7 @@ import vkv
 from fixtures.models import tiny
 from vkv.errors import CodecError
 
-CODECS = ["raw", "affine:bits=4", "nsnquant:bits=2", "kvquant:bits=3", "tc:bits=3"]
+CODECS = ["raw", "affine:bits=4", "nsnquant:bits=2", "kvquant:bits=3", "tc:step=0.5"]
 each_codec = pytest.mark.parametrize("codec", CODECS)
 
 
@@ -49,13 +49,13 @@ def infinite_at(row: int, layers: int = 3, bad: int = 1):
 
 def test_a_sink_that_is_not_finite_is_stored_raw(tmp_path):
     cache = infinite_at(2)
-    vkv.save(tmp_path / "a.vkv", cache, codec="tc:bits=3")
+    vkv.save(tmp_path / "a.vkv", cache, codec="tc:step=0.5")
     keys = vkv.load(tmp_path / "a.vkv").cache[1].keys
     assert mx.array_equal(keys[..., :4, :], cache[1].keys[..., :4, :])
     assert mx.isfinite(keys[..., 4:, :]).all()
 
 
-@pytest.mark.parametrize("codec", ["tc:bits=3", "tc:step=0.5", "nsnquant:bits=2"])
+@pytest.mark.parametrize("codec", ["tc:bits=6", "tc:step=0.5", "nsnquant:bits=2"])
 def test_what_a_codec_refuses_is_named(codec, tmp_path):
     with pytest.raises(CodecError) as caught:
         vkv.save(tmp_path / "a.vkv", infinite_at(50), codec=codec)
