@@ -24,14 +24,18 @@ def row(name: str, config: Config, counts: Counter[str]) -> str:
             one = Architecture(name, config, Path(folder))
         except Exception as exc:
             counts["not built or saved"] += 1
-            return f"{name:24} FAILED to build or save: {type(exc).__name__}: {str(exc)[:160]}"
+            return f"{name:24} FAILED to build or save: {_error(exc)}"
         words = []
         for check, result in one.checks():
             failed = isinstance(result, Exception)
-            text = f"FAILED {type(result).__name__} {str(result)[:160]}" if failed else str(result)
+            text = f"FAILED {_error(result)}" if isinstance(result, Exception) else result
             counts[f"{check} {'FAILED' if failed else result}"] += 1
             words.append(f"{check}={text}")
     return f"{name:24} {' '.join(words)}"
+
+
+def _error(exc: Exception) -> str:
+    return f"{type(exc).__name__}: {str(exc)[:160]}".replace("\n", " ")
 
 
 def main(place: str, *names: str) -> int:

@@ -33,8 +33,9 @@ SMALL: dict[str, Config] = {
     "nanochat": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
                  "num_key_value_heads": 4, "intermediate_size": 128},
 }  # fmt: skip
-PROMPT = [(7 * i + 3) % 61 for i in range(24)]
-TURNS = [[5, 9, 2, 44], [17, 3, 31]]
+#: Ids below 32, the smallest vocabulary.
+PROMPT = [(7 * i + 3) % 29 for i in range(24)]
+TURNS = [[5, 9, 2, 24], [17, 3, 11]]
 LENGTH = "max_position_embeddings"
 #: Largest difference of logits, beside the largest logit: other steps round otherwise.
 CLOSE = 2e-3
@@ -156,9 +157,9 @@ class Architecture:
 
     def __init__(self, name: str, config: Config, folder: Path):
         self.name, self.path = name, folder / f"{name}.vkv"
-        self.config = config | SMALL.get(name, {})
-        self.model = build(name, self.config)
-        self.config = self._defaults() | self.config
+        small = config | SMALL.get(name, {})
+        self.model = build(name, small)
+        self.config = self._defaults() | small
         self.cache = filled(self.model, PROMPT)
         vkv.save(self.path, self.cache, tokens=PROMPT, model=self.model)
 
@@ -208,7 +209,7 @@ class Architecture:
     def trims_or_says_no(self) -> str:
         """A prompt that parts early gives what a fresh cache does, or L8 and no change."""
         prompt = vkv.load(self.path, model=self.model)
-        ids = [*PROMPT[:-7], 50, 51, 52]
+        ids = [*PROMPT[:-7], 20, 21, 22]
         refused = None
         try:
             rest = prompt.resume(ids)

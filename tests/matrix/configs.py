@@ -34,13 +34,14 @@ def source() -> Path | None:
 def configs(path: Path) -> dict[str, Config]:
     """Read all configurations: name of the module in ``mlx_lm.models`` -> its arguments.
 
-    Of several for one architecture the first is taken.
+    Of several for one architecture the one with most settings is taken.
     """
     found: dict[str, Config] = {}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef):
             for name, config in _of_function(node):
-                found.setdefault(name, config)
+                if len(config) > len(found.get(name, {})):
+                    found[name] = config
     return dict(sorted(found.items()))
 
 

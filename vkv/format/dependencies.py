@@ -40,9 +40,7 @@ class FileResolver:
     """
 
     def __init__(self, search_paths: Iterable[SearchPath] = ()):
-        self.search_paths = [
-            x if isinstance(x, str) and is_url(x) else Path(x) for x in search_paths
-        ]
+        self.search_paths = [_search_path(x) for x in search_paths]
         self._known: dict[FileId, list[Path | str]] = {}
         self._unread = self._learn()
         self._failed, self._ended = 0, ""
@@ -100,6 +98,20 @@ class FileResolver:
                 yield from sorted(path.glob("*.vkv"))
             else:
                 yield path
+
+
+def _search_path(value: SearchPath) -> Path | str:
+    """Return a URL as it is, and anything else as a path.
+
+    Raises:
+        VkvError: It is neither text nor a path.
+    """
+    if isinstance(value, str) and is_url(value):
+        return value
+    if not isinstance(value, str | os.PathLike):
+        kind = type(value).__name__
+        raise VkvError(f"a search path is a {kind}, expected str or os.PathLike")
+    return Path(value)
 
 
 def _id_of(path: Path | str) -> FileId | None:
