@@ -268,6 +268,7 @@ print([mx.argmax(model(mx.array([[t]]), cache=cache)[0, -1]).item() for t in ran
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["nsnquant:bits=2", FROZEN])
 def test_a_new_process_goes_on_as_the_cache_that_was_never_saved(codec, tmp_path):
     model = tiny.llama(head_dim=64)
