@@ -90,12 +90,12 @@ class Device:
             grid=(1, 1, 1),
             threadgroup=(1, 1, 1),
         )
-        found, kind = int(out.item()), ctypes.c_uint()
+        pointer, kind = int(out.item()), ctypes.c_uint()
         self._enter()
-        self._call("cuPointerGetAttribute", ctypes.byref(kind), _MEMORY_TYPE, found)
+        self._call("cuPointerGetAttribute", ctypes.byref(kind), _MEMORY_TYPE, pointer)
         if kind.value != _DEVICE:
             raise OSError(f"an array in memory of type {kind.value}, expected {_DEVICE}")
-        return found
+        return pointer
 
     @contextlib.contextmanager
     def stage(self) -> Iterator[Stage]:
@@ -108,10 +108,10 @@ class Device:
             self._free.put(buffer)
 
     def _new(self) -> Stage:
-        found = _ptr()
-        self._call("cuMemAllocHost_v2", ctypes.byref(found), STAGE)
-        assert found.value is not None
-        return Stage(found.value)
+        pointer = _ptr()
+        self._call("cuMemAllocHost_v2", ctypes.byref(pointer), STAGE)
+        assert pointer.value is not None
+        return Stage(pointer.value)
 
     def to_host(self, stage: Stage, address: int, size: int) -> memoryview:
         """Copy ``size`` bytes from ``address`` on to ``stage``, and return them."""

@@ -85,9 +85,9 @@ def _steps(bits: int) -> list[tuple[int, mx.array, mx.array]]:
     steps: list[tuple[int, mx.array, mx.array]] = []
     if bits == 8:  # whole bytes: nothing moves
         return steps
-    for field, held in ((8, bits), (16, 2 * bits), (32, 4 * bits)):
-        even = sum(((1 << held) - 1) << at for at in range(0, 64, 2 * field))
-        shift = field - held
+    for field, used in ((8, bits), (16, 2 * bits), (32, 4 * bits)):
+        even = sum(((1 << used) - 1) << at for at in range(0, 64, 2 * field))
+        shift = field - used
         steps.append((shift, mx.array(even, mx.uint64), mx.array(even << field, mx.uint64)))
     return steps
 

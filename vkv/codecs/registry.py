@@ -18,7 +18,7 @@ from vkv.codecs.tc.codec import Tc
 from vkv.errors import CodecError, UnknownCodecError
 from vkv.format.schema import Segment
 
-__all__ = ["CODECS", "Choice", "Codec", "Layout", "Parts", "parse", "resolve"]
+__all__ = ["CODECS", "Codec", "CodecRequest", "Layout", "Parts", "parse", "resolve"]
 
 CODECS: dict[tuple[str, int], type[Codec]] = {
     (c.id, c.version): c for c in (Affine, KvQuant, NSNQuant, Raw, Tc)
@@ -49,7 +49,7 @@ def is_lossless(segment: Segment) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CodecRequest:
     """A codec that was asked for, before it meets a tensor."""
 
     text: str
@@ -61,7 +61,7 @@ class Choice:
         return self.codec.configure(self.options, tensor, dtype)
 
 
-def parse(text: str) -> Choice:
+def parse(text: str) -> CodecRequest:
     """Parse a codec string: the codec it names, in its newest version, and its options.
 
     Args:
@@ -83,6 +83,6 @@ def parse(text: str) -> Choice:
             )
         options[key] = value
     codec = CODECS[name, newest()[name]]
-    choice = Choice(text.strip(), codec, parse_options(codec, options))
-    choice.configure("keys", "F16")  # refuse bad values now, not at the first layer
-    return choice
+    request = CodecRequest(text.strip(), codec, parse_options(codec, options))
+    request.configure("keys", "F16")  # refuse bad values now, not at the first layer
+    return request

@@ -27,8 +27,8 @@ def fit(head: Header, segment: Segment, shape: tuple[int, ...]) -> Codec:
     for part, tensor in stored.items():
         roles = (codec.roles[part], *codec.traits.other_roles)
         if tensor.role not in roles:
-            found = f"role {tensor.role}, expected {' or '.join(roles)}"
-            raise CodecError(found, rule="K5", at=part)
+            message = f"role {tensor.role}, expected {' or '.join(roles)}"
+            raise CodecError(message, rule="K5", at=part)
     return codec
 
 

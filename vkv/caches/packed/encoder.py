@@ -12,7 +12,7 @@ from vkv.caches.encoded import EncodedRun, encode, follows, joined
 from vkv.caches.rope import rotate
 from vkv.codecs.protocol import NAMES, Codec
 from vkv.codecs.raw import Raw
-from vkv.codecs.registry import Choice
+from vkv.codecs.registry import CodecRequest
 from vkv.errors import VkvError
 from vkv.format.schema import Rope
 
@@ -41,7 +41,7 @@ class Encoder:
         note: Why nothing more is encoded, or ``None``.
     """
 
-    choice: Choice
+    choice: CodecRequest
     name: str
     rope: Rope | None = None
     residual: int = 0

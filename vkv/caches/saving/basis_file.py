@@ -11,7 +11,7 @@ from msgspec import structs
 
 from vkv import identity
 from vkv.arrays.cache_file import CacheFile, open_file
-from vkv.codecs.registry import Choice
+from vkv.codecs.registry import CodecRequest
 from vkv.errors import MismatchError, VkvError
 from vkv.format.dependencies import SearchPath
 from vkv.format.schema import Model, Rope, Stored
@@ -38,7 +38,7 @@ class AttachedBasis:
 @contextmanager
 def attached(
     basis: SearchPath | None,
-    asked: Sequence[Choice],
+    asked: Sequence[CodecRequest],
     model: Model | None,
     ropes: Sequence[Rope],
 ) -> Iterator[AttachedBasis | None]:
@@ -67,7 +67,7 @@ def attached(
 
 
 def _check(
-    file: CacheFile, asked: Sequence[Choice], model: Model | None, ropes: Sequence[Rope]
+    file: CacheFile, asked: Sequence[CodecRequest], model: Model | None, ropes: Sequence[Rope]
 ) -> None:
     if not file.header.tables:
         raise VkvError("holds no tables, expected a basis file")

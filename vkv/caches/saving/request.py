@@ -9,7 +9,7 @@ from vkv.caches.provenance import OpenFiles
 from vkv.caches.saving.basis_file import AttachedBasis
 from vkv.caches.saving.delta import ParentFile
 from vkv.codecs import registry
-from vkv.codecs.registry import Choice
+from vkv.codecs.registry import CodecRequest
 from vkv.errors import CodecError, VkvError
 from vkv.format.schema import Rope, Stored
 
@@ -28,14 +28,14 @@ ALL_SEGMENTS = 640
 class CodecPair:
     """The codecs that were asked for, one for keys and one for values."""
 
-    keys: Choice
-    values: Choice
+    keys: CodecRequest
+    values: CodecRequest
 
-    def both(self) -> tuple[Choice, Choice]:
+    def both(self) -> tuple[CodecRequest, CodecRequest]:
         """Return both, keys first."""
         return self.keys, self.values
 
-    def of(self, name: str) -> Choice:
+    def of(self, name: str) -> CodecRequest:
         """Return the one for tensor ``name``; what is no ``"values"`` goes with the keys."""
         return self.values if name == "values" else self.keys
 

@@ -19,7 +19,7 @@ from vkv.caches.saving.delta import ReferencedSegment
 from vkv.caches.saving.request import SaveRequest
 from vkv.codecs.protocol import NAMES, Codec, Parts, Planned
 from vkv.codecs.raw import Raw
-from vkv.codecs.registry import Choice
+from vkv.codecs.registry import CodecRequest
 from vkv.format.kinds import positions
 from vkv.format.layers import LATENTS, is_latent
 from vkv.format.positions import Spans
@@ -53,7 +53,7 @@ class TensorPlan:
     name: str
     layer: Layer
     value: Value
-    asked: Choice
+    asked: CodecRequest
     referenced: tuple[ReferencedSegment, ...] = ()
     runs: tuple[EncodedRun, ...] = ()
     rows: mx.array | None = None

@@ -56,8 +56,8 @@ def nsnquant(
     arrays = [parts["codebook"], parts["indices"], signs, parts["s2"], parts["s1"], parts["o"]]
     template = [("WINDOW", window), ("SIGNS", "signs" in parts), ("FINE", fine)]
     windows = (_step(shape, dtype) + window - 2) // window + 1
-    held = 4096 + 4 * windows * shape[0] * shape[1] * dim
-    return _decode("nsnquant", names, arrays + ranges, template, shape, dtype, context, held)
+    memory = 4096 + 4 * windows * shape[0] * shape[1] * dim
+    return _decode("nsnquant", names, arrays + ranges, template, shape, dtype, context, memory)
 
 
 def kvquant(
@@ -74,7 +74,7 @@ def kvquant(
         return None
     codes, levels, sparse = parts["codes"], parts["levels"], "gaps" in parts
     wide = dim + -(-dim // 64) * 4
-    held = batch * heads * wide * dtype.size << bits if table == "channel" else 0
+    memory = batch * heads * wide * dtype.size << bits if table == "channel" else 0
     scaled = [parts.get(name, codes) for name in ("scales", "offsets")]
     listed = [parts["gaps"], _starts(parts["gaps"]), parts["outliers"]] if sparse else [codes] * 3
     if sparse and not parts["outliers"].size:
@@ -83,7 +83,7 @@ def kvquant(
     how = ("channel", "token", "shared").index(table)
     template = [("BITS", bits), ("TABLE", how), ("SPARSE", sparse)]
     arrays = [codes, levels, *scaled, *listed]
-    return _decode("kvquant", names, arrays, template, shape, dtype, context, held)
+    return _decode("kvquant", names, arrays, template, shape, dtype, context, memory)
 
 
 def nearest(x: mx.array, rows: mx.array) -> mx.array:
@@ -95,7 +95,7 @@ def nearest(x: mx.array, rows: mx.array) -> mx.array:
     """
     count, dim = x.shape
     kernel = _kernel("search", ("x", "rows"), 4 * len(rows) * (dim + 4))
-    (found,) = kernel(
+    (indices,) = kernel(
         inputs=[x, rows],
         template=[("V", dim)],
         grid=(-(-count // SEARCHED) * THREADS, 1, 1),
@@ -103,7 +103,7 @@ def nearest(x: mx.array, rows: mx.array) -> mx.array:
         output_shapes=[(count,)],
         output_dtypes=[mx.uint8],
     )
-    return found
+    return indices
 
 
 def _decode(

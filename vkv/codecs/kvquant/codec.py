@@ -239,8 +239,8 @@ class KvQuant:
         centred = self.selection == "two_sided"
         return fit.Recipe(self.levels, self.outlier_fraction, centred, self.lloyd_iters)
 
-    def _parts(self, x: mx.array, coded: fit.Coded, held: Parts) -> Parts:
-        parts = {**held, **{name: mx.array(part) for name, part in coded.parts.items()}}
+    def _parts(self, x: mx.array, coded: fit.Coded, tables: Parts) -> Parts:
+        parts = {**tables, **{name: mx.array(part) for name, part in coded.parts.items()}}
         parts["codes"] = pack(mx.array(coded.codes), self.bits)
         if self.sparse:
             parts["gaps"], parts["outliers"] = outliers.pack(coded.mask, x)
@@ -269,27 +269,27 @@ class KvQuant:
         return outliers.place(dense, parts["gaps"], parts["outliers"]) if "gaps" in parts else dense
 
     def prefix(self, parts: Parts, shape: tuple[int, ...], tokens: int) -> Parts | None:
-        kept = dict(parts)
+        first = dict(parts)
         for name in self._by_token & parts.keys():
-            kept[name] = parts[name][:, :, :tokens]
+            first[name] = parts[name][:, :, :tokens]
         if self.sparse:
             elements = shape[0] * shape[1] * tokens * shape[3]
             cut = outliers.prefix(parts["gaps"], parts["outliers"], elements)
-            kept["gaps"], kept["outliers"] = cut
-        return kept
+            first["gaps"], first["outliers"] = cut
+        return first
 
     def join(self, pieces: list[Parts]) -> Parts | None:
         """Return parts of consecutive segments as those of one; ``None`` if their tables differ."""
-        whole = dict(pieces[0])
+        joined = dict(pieces[0])
         for name in self.tables:
-            if not all(mx.array_equal(parts[name], whole[name]) for parts in pieces[1:]):
+            if not all(mx.array_equal(parts[name], joined[name]) for parts in pieces[1:]):
                 return None
-        for name in self._by_token & whole.keys():
-            whole[name] = mx.concatenate([parts[name] for parts in pieces], axis=2)
+        for name in self._by_token & joined.keys():
+            joined[name] = mx.concatenate([parts[name] for parts in pieces], axis=2)
         if self.sparse:
             lists = [(parts["gaps"], parts["outliers"]) for parts in pieces]
-            whole["gaps"], whole["outliers"] = outliers.join(lists)
-        return whole
+            joined["gaps"], joined["outliers"] = outliers.join(lists)
+        return joined
 
     @property
     def _by_token(self) -> set[str]:

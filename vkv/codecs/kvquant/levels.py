@@ -66,29 +66,29 @@ def lloyd_max(
 
     Source: Lloyd 1982; the importance weights are Eq. 1 of arXiv 2401.18079.
     """
-    found = _start(ordered, levels, first, last)
+    fitted = _start(ordered, levels, first, last)
     flat = _flat(ordered if weights is None else ordered * weights)
     mass = None if weights is None else _flat(weights)
     row = np.arange(len(ordered))[:, None] * ordered.shape[1]
     for _ in range(sweeps):
-        inside = _above(ordered, (found[:, 1:] + found[:, :-1]) / 2)
+        inside = _above(ordered, (fitted[:, 1:] + fitted[:, :-1]) / 2)
         inside = inside.clip(first[:, None], last[:, None])
         ends = np.concatenate([first[:, None], inside, last[:, None]], axis=1)
-        held = np.diff(ends, axis=1)
+        counts = np.diff(ends, axis=1)
         if mass is not None:
-            held = np.where(held > 0, _cells(mass, ends + row), 0)
-        mean = _cells(flat, ends + row) / np.where(held > 0, held, 1)
-        found = np.where(held > 0, mean, found)
-    return np.sort(found, axis=1)  # rounding can swap neighbours
+            counts = np.where(counts > 0, _cells(mass, ends + row), 0)
+        mean = _cells(flat, ends + row) / np.where(counts > 0, counts, 1)
+        fitted = np.where(counts > 0, mean, fitted)
+    return np.sort(fitted, axis=1)  # rounding can swap neighbours
 
 
 def _above(ordered: Floats, targets: Floats) -> Ints:
     """Return the index of the first element above each target, row by row, ``(R, K)``."""
     targets = targets.astype(ordered.dtype)
-    found = np.empty(targets.shape, np.int64)
+    indices = np.empty(targets.shape, np.int64)
     for i, row in enumerate(ordered):
-        found[i] = row.searchsorted(targets[i], side="right")
-    return found
+        indices[i] = row.searchsorted(targets[i], side="right")
+    return indices
 
 
 def _flat(rows: Floats) -> Floats:
@@ -169,9 +169,9 @@ def _pairs(levels: mx.array) -> mx.array:
     """Pair channels, ``(B, H, D / 2, L * L)``: entry ``i + L * j`` holds levels i and j."""
     *lead, dim, size = levels.shape
     even, odd = (levels.reshape(*lead, dim // 2, 2, size)[..., i, :] for i in (0, 1))
-    whole = (*lead, dim // 2, size, size)
+    paired = (*lead, dim // 2, size, size)
     both = mx.stack(
-        [mx.broadcast_to(even[..., None, :], whole), mx.broadcast_to(odd[..., None], whole)],
+        [mx.broadcast_to(even[..., None, :], paired), mx.broadcast_to(odd[..., None], paired)],
         axis=-1,
     )
     return both.view(mx.uint32 if levels.itemsize == 2 else mx.uint64)

@@ -127,10 +127,10 @@ def _rotated(codebook: bytes, signed: bool) -> Floats:
     """Return all pieces, rotated, times ``sqrt(8)``: row ``index``, or ``signs * 256 + index``."""
     rows = np.frombuffer(codebook, np.float16).astype(np.float32).reshape(-1, PIECE)
     if signed:
-        whole = np.zeros((256, PIECE), np.float32)
-        whole[: len(rows)] = rows
+        padded = np.zeros((256, PIECE), np.float32)
+        padded[: len(rows)] = rows
         signs = 1 - 2.0 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, 8, "little")
-        rows = (signs[:, None] * whole).reshape(-1, PIECE).astype(np.float32)
+        rows = (signs[:, None] * padded).reshape(-1, PIECE).astype(np.float32)
     steps = np.array([rows[i : i + 4096] @ _core(PIECE) for i in range(0, len(rows), 4096)])
     return np.ascontiguousarray(steps.reshape(-1, PIECE))
 

@@ -165,9 +165,9 @@ def _projection(x: mx.array, norms: mx.array, weight: mx.array) -> mx.array:
     """Project each token on the window's mean direction, signed; where weak, take its length."""
     mean = total(x * _reciprocal(norms), 1)
     length = rms(mean)
-    held = total(x * mean, -1) * _reciprocal(length * x.shape[-1]) * weight
-    strong = mx.abs(held).max(1, keepdims=True) * 128 >= norms.max(1, keepdims=True)
-    return mx.where(strong, held, norms * weight)
+    projected = total(x * mean, -1) * _reciprocal(length * x.shape[-1]) * weight
+    strong = mx.abs(projected).max(1, keepdims=True) * 128 >= norms.max(1, keepdims=True)
+    return mx.where(strong, projected, norms * weight)
 
 
 def _fine_scale(scale: mx.array, norms: mx.array) -> tuple[mx.array, Parts]:

@@ -141,40 +141,40 @@ class Axes:
 def candidates(z: F32, heads: int, axes: str) -> list[Axes]:
     """Fit axes of the kind asked for, or of every kind (``auto``), to tokens (N, H*D)."""
     kinds = [axes] if axes != "auto" else ["none", "head", "joint"]
-    moments, found = covariance(z), []
+    moments, fitted = covariance(z), []
     for kind in kinds:
         size = len(moments) // (heads if kind == "head" else 1)
         if kind == "none":
-            found.append(Axes([np.diag(moments)], []))
+            fitted.append(Axes([np.diag(moments)], []))
         elif axes != "auto" or size <= MAX_COMPONENTS:
             blocks = [moments[i : i + size, i : i + size] for i in range(0, len(moments), size)]
             variance, rows = zip(*map(principal, blocks), strict=True)
-            found.append(Axes(list(variance), list(rows)))
-    return found
+            fitted.append(Axes(list(variance), list(rows)))
+    return fitted
 
 
 def projected(z: F32, basis: Basis) -> F64:
     """Return the variances of tokens (N, H*D) on the rows of a basis, those of all groups."""
     moments, size = covariance(z), basis.ints.shape[-1]
-    found = []
+    variances = []
     for g, rows in enumerate(basis.rows):
         to = analysis(rows).astype(np.float64)
         block = moments[g * size : (g + 1) * size, g * size : (g + 1) * size]
-        found.append(np.maximum(((block @ to) * to).sum(0), 0))
-    return np.concatenate(found)
+        variances.append(np.maximum(((block @ to) * to).sum(0), 0))
+    return np.concatenate(variances)
 
 
 def fit(axes: Axes, step: float, tokens: int) -> Basis:
     """Round axes to rows, no finer than a step needs; leave out those that cost too much."""
     columns = len(axes.rows[0])
-    kept = []
+    chosen = []
     for variance, rows in zip(axes.variance, axes.rows, strict=True):
         keep = worth(variance, step, tokens, columns)
-        kept.append((rows[keep], np.sqrt(variance[keep]) / step))
-    count = max(len(rows) for rows, _ in kept)
-    ints = np.zeros((len(kept), count, columns), np.int16)
-    scale = np.ones((len(kept), count), np.float32)
-    for g, (rows, deviation) in enumerate(kept):
+        chosen.append((rows[keep], np.sqrt(variance[keep]) / step))
+    count = max(len(rows) for rows, _ in chosen)
+    ints = np.zeros((len(chosen), count, columns), np.int16)
+    scale = np.ones((len(chosen), count), np.float32)
+    for g, (rows, deviation) in enumerate(chosen):
         fine = np.sqrt(columns / max(len(rows), 1)) / np.maximum(deviation, 0.3)
         grid = (np.minimum(fine, COARSEST) / np.sqrt(columns)).astype(np.float32)
         grid = np.maximum(grid, 1 / np.float32(32767))
@@ -190,8 +190,8 @@ def worth(variance: F64, step: float, tokens: int, columns: int) -> npt.NDArray[
     """
     error = np.minimum(variance, step**2 / 12)
     price = 2 * np.log(2) * step**2 / 12 * row_bits(variance, step, columns)
-    kept = (tokens * (variance - error) > price) & (variance > (0.15 * step) ** 2)
-    return np.asarray(kept)
+    pays = (tokens * (variance - error) > price) & (variance > (0.15 * step) ** 2)
+    return np.asarray(pays)
 
 
 def row_bits(variance: F64, step: float, columns: int) -> F64:

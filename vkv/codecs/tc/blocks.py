@@ -48,8 +48,8 @@ class Blocks:
     @property
     def order(self) -> npt.NDArray[np.intp]:
         """Return the components that have integers, in stored order."""
-        kept = np.flatnonzero(self.chunk != NONE)
-        return kept[np.argsort(self.chunk[kept], kind="stable")]
+        used = np.flatnonzero(self.chunk != NONE)
+        return used[np.argsort(self.chunk[used], kind="stable")]
 
     def sizes(self) -> list[int]:
         """Return the number of components of each chunk."""
@@ -98,9 +98,9 @@ def quantize(z: F32, basis: Basis | None, heads: int, step: float) -> Parts:
     factor = np.clip(np.rint(ratio * 256) - 128, 0, 255).astype(np.uint8)
     chunk = assign((q * q).sum(1), len(z))
     width = 2 if top < 1 << 15 else 4
-    kept = Blocks(np.float32(step), width, chunk, factor, basis, b"")
+    blocks = Blocks(np.float32(step), width, chunk, factor, basis, b"")
     return {
-        "codes": _codes(kept, q[kept.order].astype(f"i{width}")),
+        "codes": _codes(blocks, q[blocks.order].astype(f"i{width}")),
         "components": mx.array(np.stack([chunk, factor], 1)),
     }
 
@@ -145,10 +145,10 @@ def read(parts: Parts, shape: tuple[int, ...]) -> Blocks:
     count = heads * dim if basis is None else basis.scale.size
     components, codes = np.array(parts["components"]), tc_basis.raw(parts["codes"])
     chunk = components[:, 0]
-    found = np.unique(chunk[chunk != NONE])
-    if len(chunk) != count or found.tolist() != list(range(len(found))):
+    numbers = np.unique(chunk[chunk != NONE])
+    if len(chunk) != count or numbers.tolist() != list(range(len(numbers))):
         raise CodecError(
-            f"{len(chunk)} components in chunks {found.tolist()}, expected {count} in chunks "
+            f"{len(chunk)} components in chunks {numbers.tolist()}, expected {count} in chunks "
             "counted from 0",
             rule="T7",
             at="components",

@@ -138,15 +138,15 @@ class Tc:
         """
         spans = [self.span(p.x.shape[-2], p.start) for p in pieces]
         rate = rate_plan.Rate(self.bits, self.step, self.axes, force)
-        found = rate_plan.plan(pieces, spans, rate, weights_of=weights_of, overhead=overhead)
-        return [self._planned(*each) for each in zip(pieces, found, strict=True)]
+        allocated = rate_plan.plan(pieces, spans, rate, weights_of=weights_of, overhead=overhead)
+        return [self._planned(*each) for each in zip(pieces, allocated, strict=True)]
 
-    def _planned(self, piece: Piece, found: rate_plan.Allocated) -> Planned:
-        if found.parts is None:
-            return Planned(Raw(dtype=NAMES[piece.x.dtype]), None, found.note)
+    def _planned(self, piece: Piece, allocated: rate_plan.Allocated) -> Planned:
+        if allocated.parts is None:
+            return Planned(Raw(dtype=NAMES[piece.x.dtype]), None, allocated.note)
         pre_rope = self.pre_rope and piece.keys
-        codec = replace(self, step=found.step, pre_rope=pre_rope)
-        return Planned(codec, found.parts)
+        codec = replace(self, step=allocated.step, pre_rope=pre_rope)
+        return Planned(codec, allocated.parts)
 
     def for_rotated_keys(self) -> Self:
         return replace(self, pre_rope=False)

@@ -93,7 +93,7 @@ class Coder:
         return own * MAX_EXPANSION >= self._x.size
 
     @property
-    def lent(self) -> int:
+    def external_nbytes(self) -> int:
         """Return the bytes of the part that is in another file."""
         return 0 if self._table is None else self._table.nbytes
 
@@ -128,9 +128,9 @@ class Coder:
         if not axes.rows:
             return self._rate(spectrum, step)
         tokens, columns = self._tokens, axes.rows[0].shape[-1]
-        kept = spectrum[tc_basis.worth(spectrum, step, tokens, columns)]
-        rows = float(tc_basis.row_bits(kept, step, columns).sum())
-        return self._rate(kept, step) + rows
+        paying = spectrum[tc_basis.worth(spectrum, step, tokens, columns)]
+        rows = float(tc_basis.row_bits(paying, step, columns).sum())
+        return self._rate(paying, step) + rows
 
     def _rate(self, variance: F64, step: float) -> float:
         return self._tokens * float(entropy(np.sqrt(variance) / step).sum())

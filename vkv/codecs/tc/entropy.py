@@ -56,7 +56,7 @@ def unpack(data: bytes, chunks: Sequence[Ints], at: str) -> None:
 
 def split(data: bytes, count: int, at: str) -> list[bytes]:
     """Split into the bytes of ``count`` chunks; check their sizes and first bytes (T11, T12)."""
-    found, start = [], 0
+    chunks, start = [], 0
     for i in range(count):
         size = int.from_bytes(data[start : start + 4], "little")
         stop = start + 4 + size
@@ -72,13 +72,13 @@ def split(data: bytes, count: int, at: str) -> list[bytes]:
                 rule="T12",
                 at=at,
             )
-        found.append(data[start + 4 : stop])
+        chunks.append(data[start + 4 : stop])
         start = stop
     if start != len(data):
         raise CodecError(
             f"{len(data) - start} bytes after the last chunk, expected none", rule="T11", at=at
         )
-    return found
+    return chunks
 
 
 def _compress(chunk: Ints) -> bytes:

@@ -93,8 +93,8 @@ def plan(
 
     Each step is inverse to the root of a weight: then a bit buys as much in every tensor.
     """
-    found = np.log2(list(weights_of) if weights_of is not None else weights(pieces))
-    steps = 2.0 ** (-0.5 * (found - found.mean()))
+    costs = np.log2(list(weights_of) if weights_of is not None else weights(pieces))
+    steps = 2.0 ** (-0.5 * (costs - costs.mean()))
     steps[[p.basis is not None for p in pieces]] = 1.0
     coders = [
         Coder(p.x[..., lead : lead + body, :], rate.axes, p.basis)
@@ -137,8 +137,8 @@ def _shared(coders: Sequence[Coder], steps: F64, target: float, fixed: int) -> l
 
     def trial(step: float) -> tuple[float, list[Coded]]:
         coded = [c.code(_readable(step * s)) for c, s in zip(coders, steps, strict=True)]
-        lent = sum(c.lent for c in coders)
-        return fixed + 8 * (sum(c.nbytes for c in coded) - lent), coded
+        external = sum(c.external_nbytes for c in coders)
+        return fixed + 8 * (sum(c.nbytes for c in coded) - external), coded
 
     return solve(estimate, trial, target)
 
