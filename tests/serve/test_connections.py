@@ -154,11 +154,12 @@ def test_a_seed_gives_the_same_answer_beside_others(server):
 
 
 def test_a_long_prompt_is_tokenized_beside_the_batch(server, monkeypatch):
-    from vkv.serve import served_model
+    from vkv.serve import large, served_model
 
     body = {"messages": messages("Say something."), "max_tokens": 4}
     want = json.loads(send(server.url, CHAT, body)[1])
-    monkeypatch.setattr(served_model, "LONG", 1)
+    monkeypatch.setattr(served_model, "LARGE", 1)
+    monkeypatch.setattr(large, "LARGE", 1)
     again = json.loads(send(server.url, CHAT, body)[1])
     assert again["choices"] == want["choices"]
     assert again["usage"]["prompt_tokens"] == want["usage"]["prompt_tokens"]

@@ -7,20 +7,30 @@ from threading import Lock
 from typing import Any
 
 
+class Client:
+    """Stand for who asks.
+
+    Attributes:
+        left: True once nobody waits for the answer, also if it is not queued yet.
+    """
+
+    left = False
+
+
 class Answers:
     """Pass what the generation thread says about one request on to its handler.
 
     Args:
         out: The queue that the handler reads: a context, then responses, then ``None``
             or an exception.
-        client: Identifies the connection, for ``Requests.cancel``.
+        client: Who asks, for ``Requests.cancel``.
 
     Attributes:
         alone: True if the request is computed outside of a batch. Then ``put`` may raise,
             which ends that request only.
     """
 
-    def __init__(self, out: Queue[Any], client: object):
+    def __init__(self, out: Queue[Any], client: Client | None):
         self._out, self.client, self.alone = out, client, False
         self._lock = Lock()
         self._context: Any = None
@@ -79,6 +89,8 @@ class Requests(Queue):  # type: ignore[type-arg]
                 return
             self._open = {x for x in self._open if not x.ended and x.cancelled is None}
             self._open.add(answers)
+        if answers.client is not None and answers.client.left:
+            answers.cancel(ConnectionAbortedError("the client has gone"))
         super().put((answers, request, *rest), block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
@@ -91,8 +103,9 @@ class Requests(Queue):  # type: ignore[type-arg]
             if item[0].cancelled is None:
                 return item
 
-    def cancel(self, client: object, error: Exception) -> None:
-        """Cancel the requests of one connection."""
+    def cancel(self, client: Client, error: Exception) -> None:
+        """Cancel the requests of one client, and those that it will queue."""
+        client.left = True
         for answers in self._all():
             if answers.client is client:
                 answers.cancel(error)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vkv.errors import VkvError
+from vkv.serve.large import LargeRequests
 from vkv.serve.request_error import RequestError
 
 if TYPE_CHECKING:
+    from vkv.serve.answers import Client
     from vkv.serve.served_model import ServedModel
 
 
@@ -46,6 +48,7 @@ class Front:
     Args:
         models: The served ones; requests that name none get the first.
         rules: What the operator allows.
+        large: Decodes large requests.
 
     Raises:
         VkvError: If two models have the same name.
@@ -53,6 +56,7 @@ class Front:
 
     models: Sequence[ServedModel]
     rules: Rules
+    large: LargeRequests
     names: dict[str, ServedModel] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,8 +90,8 @@ class Front:
         """True if generation from one of the models has ended by faults."""
         return any(model.failed for model in self.models)
 
-    def cancel(self, client: object, error: Exception) -> None:
-        """Cancel the requests of one connection."""
+    def cancel(self, client: Client, error: Exception) -> None:
+        """Cancel the requests of one client."""
         for model in self.models:
             model.cancel(client, error)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlx_lm.server import CompletionRequest, ResponseGenerator
 
-from vkv.serve.answers import Requests
+from vkv.serve.answers import Client, Requests
 from vkv.serve.request_error import RequestError
 
 #: The server ends when this many faults of the generation thread fall within ``WITHIN``.
@@ -26,13 +26,13 @@ class Request(CompletionRequest):  # type: ignore[misc]  # mlx-lm has no types
     """Add to mlx_lm.server's request who asks, and its tokens if they are known.
 
     Args:
-        client: Identifies the connection.
+        client: Who asks.
         nbytes: Size of the body.
         images: True if it has images.
         tokenized: Result of ``Generator.tokenize``.
     """
 
-    client: object = None
+    client: Client | None = None
     nbytes: int = 0
     images: bool = False
     tokenized: Any = None
@@ -70,8 +70,8 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
         """Tokenize a request in the calling thread, with a tokenizer of its own."""
         request.tokenized = super()._tokenize(tokenizer, request, args)
 
-    def cancel(self, client: object, error: Exception) -> None:
-        """Cancel the requests of one connection."""
+    def cancel(self, client: Client, error: Exception) -> None:
+        """Cancel the requests of one client."""
         self._queue.cancel(client, error)
 
     def stop(self) -> None:

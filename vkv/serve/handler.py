@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from mlx_lm.server import APIHandler
 
 from vkv.serve import body, boundary, completion, images
+from vkv.serve.answers import Client
 from vkv.serve.connections import READ, WRITE, HttpServer, TimedReader
 from vkv.serve.front import Front
 from vkv.serve.generator import Request
@@ -50,7 +51,7 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
     _unread = 0
 
     def __init__(self, front: Front, *connection: Any):
-        self.front = front
+        self.front, self._client = front, Client()
         super().__init__(front.models[0], *connection)
 
     def setup(self) -> None:
@@ -117,7 +118,7 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
         data = self._read_body()
         self.server.connections.answering(self.connection, self._gone)
         self.connection.settimeout(WRITE)
-        parsed = completion.parse(data, chat=chat)
+        parsed = self.front.large.run(len(data), completion.parse, data, chat=chat)
         model = self.front.find(parsed.model, parsed.adapters)
         completion.check_limits(parsed, model.limits)
         with_images = isinstance(parsed, ChatRequest) and images.inline(
@@ -126,7 +127,7 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
         self.__dict__.update(completion.settings(parsed, model.limits, model.cli_args))
         self._name_answer(chat)
         request = Request(
-            **completion.content(parsed), client=self.connection, nbytes=len(data),
+            **completion.content(parsed), client=self._client, nbytes=len(data),
             images=with_images,
         )  # fmt: skip
         self._generate(request, completion.stop_words(parsed), ErrorRecorder(model, self._hides()))
@@ -158,7 +159,7 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
         return data
 
     def _gone(self) -> None:
-        self.front.cancel(self.connection, ConnectionAbortedError("the client has gone"))
+        self.front.cancel(self._client, ConnectionAbortedError("the client has gone"))
 
     def _name_answer(self, chat: bool) -> None:
         """Set what mlx_lm.server sets for each of its paths."""
@@ -172,7 +173,7 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
             self.handle_completion(request, stop_words)
         finally:
             self.wfile = wire
-            self.front.cancel(self.connection, ConnectionAbortedError("the answer has ended"))
+            self.front.cancel(self._client, ConnectionAbortedError("the answer has ended"))
         if self._held is not None:
             raise recorder.error or RequestError("the request was refused")
 

@@ -12,14 +12,13 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.server import ModelProvider
 
+from vkv.serve.answers import Client
 from vkv.serve.completion import ModelLimits
 from vkv.serve.disk import Disk
 from vkv.serve.generator import Generator, Request
+from vkv.serve.large import LARGE, LargeRequests
 from vkv.serve.prompts import StoredPrompts
 
-#: Bytes from which a request is tokenized in the thread of its connection: 1 MB takes
-#: about a second, in which no other request would get a token.
-LONG = 1 << 15
 #: Tokens of a prompt and its answer, for a model that does not say what it was made for.
 CONTEXT = 1 << 20
 
@@ -85,13 +84,20 @@ class ServedModel:
     Args:
         args: Flags of the server, with this model.
         disk: The store.
+        large: Tokenizes large requests.
         died: Called when generation has ended for good.
 
     Attributes:
         names: Names that requests may use for it.
     """
 
-    def __init__(self, args: argparse.Namespace, disk: Disk, died: Callable[[], object]):
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        disk: Disk,
+        large: LargeRequests,
+        died: Callable[[], object],
+    ):
         from mlx_lm.models.cache import LRUPromptCache
 
         self.cli_args, self._disk, self._died = args, disk, died
@@ -103,7 +109,7 @@ class ServedModel:
         )
         self._prompts = StoredPrompts(memory, self.models, disk)
         self._lock = threading.Lock()
-        self._long = threading.Lock()
+        self._large = large
         self._tokenizer: Any = None
         self._generators = [Generator(self.models, self._prompts, died)]
 
@@ -132,14 +138,16 @@ class ServedModel:
         if args.sampling.temperature == 0:
             args.seed = None  # nothing is random, so it can join the batch
         generator = self._generators[0]
-        if request.nbytes > LONG and not request.images:
-            with self._long:
-                if self._tokenizer is None:
-                    self._tokenizer = copy.deepcopy(self.models.tokenizer)
-                generator.tokenize(self._tokenizer, request, args)
+        if request.nbytes > LARGE and not request.images:
+            self._large.run(request.nbytes, self._tokenize, request, args)
         if args.seed is not None and self.models.is_batchable:
             generator = self._seeded()
         return generator.generate(request, args, progress_callback)
+
+    def _tokenize(self, request: Request, args: Any) -> None:
+        if self._tokenizer is None:
+            self._tokenizer = copy.deepcopy(self.models.tokenizer)
+        self._generators[0].tokenize(self._tokenizer, request, args)
 
     def _seeded(self) -> Generator:
         with self._lock:
@@ -148,8 +156,8 @@ class ServedModel:
                 self._generators.append(Generator(shared, self._prompts, self._died))
             return self._generators[1]
 
-    def cancel(self, client: object, error: Exception) -> None:
-        """Cancel the requests of one connection."""
+    def cancel(self, client: Client, error: Exception) -> None:
+        """Cancel the requests of one client."""
         for generator in self._generators:
             generator.cancel(client, error)
 

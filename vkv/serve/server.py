@@ -13,6 +13,7 @@ from vkv.serve import upstream
 from vkv.serve.connections import listen
 from vkv.serve.disk import Disk
 from vkv.serve.front import Front, Rules
+from vkv.serve.large import LargeRequests
 
 #: Seconds that ``close`` takes at most, by default.
 STOP = 4.0
@@ -42,6 +43,7 @@ class Server:
         self._accept = threading.Thread(
             target=self._http.serve_forever, args=(0.1,), name="vkv-http"
         )
+        self._large = LargeRequests()
         self.models: list[Any] = []
         self._front: Front | None = None
 
@@ -70,9 +72,9 @@ class Server:
 
         upstream.wire_memory()
         for args in upstream.each_model(self._args):
-            self.models.append(ServedModel(args, self.disk, died))
+            self.models.append(ServedModel(args, self.disk, self._large, died))
             self.models[-1].wait()
-        self._front = Front(self.models, Rules.of(self._args))
+        self._front = Front(self.models, Rules.of(self._args), self._large)
         self._accept.start()
 
     def close(self, seconds: float = STOP) -> bool:
@@ -93,6 +95,7 @@ class Server:
             self._http.shutdown()
             self._accept.join()
         self._http.server_close()
+        self._large.close()
         ended = [model.join(_left(answers)) for model in self.models]
         for thread in list(self._http.underway):
             thread.join(_left(answers))
