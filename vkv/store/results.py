@@ -45,7 +45,7 @@ class Entry:
     pinned: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return asdict(self) | {"path": str(self.path)}
 
 
@@ -106,7 +106,7 @@ class Stats:
     max_bytes: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {"schema_version": 1, **asdict(self), "root": str(self.root)}
 
 
@@ -132,7 +132,7 @@ class Collected:
     over: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         return {
             "schema_version": 1,
             "dry_run": self.dry_run,

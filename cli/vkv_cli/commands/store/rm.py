@@ -23,7 +23,7 @@ def rm(
 ) -> None:
     """Remove entries, also pinned ones; all or none.
 
-    The bytes of a file that others stand on stay until those are gone.
+    The bytes of a file that others depend on stay until those are gone.
     """
     if not (yes or dry_run):
         if sys.stdin is None or not sys.stdin.isatty():
