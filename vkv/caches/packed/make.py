@@ -43,10 +43,10 @@ def make_prompt_cache(
     Raises:
         CodecError, UnknownCodecError: ``codec`` is refused.
     """
+    recipe = _Recipe(codec_pair(codec), residual, max_tokens)
     if not hasattr(model, "layers"):
         found = type(model).__name__
         raise VkvError(f"model is a {found}, expected a model as mlx_lm.load gives it")
-    recipe = _Recipe(codec_pair(codec), residual, max_tokens)
     tried = _caches(model, recipe)
     failure = _run(model, tried)
     if failure is not None and _run(model, _own(model)) is None:
