@@ -279,3 +279,27 @@ def test_no_default_store_yet(run, tmp_path, monkeypatch):
 
 def test_it_is_in_the_table():
     assert entry.cli.get_command(click.Context(entry.cli), "store") is store
+
+
+def test_show_and_filters_by_name_and_tag(run, tmp_path):
+    root, model = tmp_path / "named", tiny.llama()
+    with vkv.PromptStore(root) as store:
+        cache = cache_of(range(9))
+        entry = store.put(cache, range(9), model=model, name="rules", tags=["faq", "v1"])
+        store.put(cache_of(range(5)), range(5), model=model)
+    for key in ("rules", entry.id[:8]):
+        said = run("store", "show", key, "--store", str(root)).out
+        assert entry.id in said
+        assert "faq, v1" in said
+    for test in ("name=rule", "tag=faq"):
+        said = run("store", "ls", "-q", "--filter", test, "--store", str(root)).out
+        assert said.split() == [entry.id]
+
+
+def test_a_store_below_a_missing_folder_is_made_when_that_is_asked_for(run, tmp_path):
+    vkv.save(tmp_path / "a.vkv", cache_of(range(9)), tokens=range(9), model=tiny.llama())
+    command = ["store", "add", str(tmp_path / "a.vkv"), "--store", str(tmp_path / "x" / "s")]
+    assert "pass parents=True (--parents)" in run(*command).err
+    assert not (tmp_path / "x").exists()
+    assert run(*command, "--parents").status == 0
+    assert len(vkv.PromptStore(tmp_path / "x" / "s")) == 1

@@ -84,6 +84,9 @@ def test_an_entry_is_a_file_of_its_id(store, model):
     assert (entry.tokens, entry.size) == (200, entry.path.stat().st_size)
     assert (entry.label, entry.name, entry.tags) == ("Name", "n", ("a", "b"))
     assert store.entries(entry.id[:8]) == [entry] == store.ls() == list(store)
+    assert store.entries("n") == [entry]
+    with pytest.raises(VkvError, match="'m' is not an id: expected 4 to 64 hex digits, or"):
+        store.entries("m")
     assert len(store) == 1
 
 

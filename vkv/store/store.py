@@ -26,7 +26,7 @@ class PromptStore:
     """Keep prompt caches on disk, found by their tokens, shared by any number of processes.
 
     Nothing is created before the first ``put``, and opening a store deletes nothing.
-    Entries are named by their id or by the first four or more digits of it. A store can
+    Methods take an entry's id, the first four or more digits of it, or its name. A store can
     be pickled, used after a fork, and iterated over: the entry used last comes first.
 
     Args:

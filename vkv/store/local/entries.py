@@ -84,15 +84,18 @@ def by_number(db: Connection, layout: Layout, number: int) -> Entry:
 
 
 def resolve(db: Connection, key: str) -> int:
-    """Return the number of the entry whose id begins with ``key``.
+    """Return the number of the entry whose id begins with ``key``, or that has this name.
 
     Raises:
         VkvError: There is none, or more than one.
     """
-    if not re.fullmatch("[0-9a-f]{4,64}", key.lower()):
-        raise VkvError(f"{key!r} is not an id: expected 4 to 64 hex digits")
-    query = "SELECT n FROM entries WHERE removed IN (0, 3) AND id GLOB ? LIMIT 2"
-    matches = db.execute(query, (f"{key.lower()}*",)).fetchall()
+    query = "SELECT n FROM entries WHERE removed IN (0, 3) AND {} ? LIMIT 2"
+    is_id = re.fullmatch("[0-9a-f]{4,64}", key.lower()) is not None
+    matches = db.execute(query.format("id GLOB"), (f"{key.lower()}*",)).fetchall() if is_id else []
+    if not matches and key:
+        matches = db.execute(query.format("name ="), (key,)).fetchall()
+    if not (is_id or matches):
+        raise VkvError(f"{key!r} is not an id: expected 4 to 64 hex digits, or an entry's name")
     if len(matches) != 1:
         raise VkvError(f"{'no' if not matches else 'more than one'} entry with id {key}")
     return int(matches[0][0])

@@ -8,6 +8,7 @@ from vkv_cli.group import LazyGroup
 
 COMMANDS = {
     "ls": ("store.ls:ls", "List entries."),
+    "show": ("store.show:show", "Show one entry."),
     "get": ("store.get:get", "Say which entry has the longest prefix of a prompt."),
     "add": ("store.add:add", "Take copies of .vkv files in."),
     "export": ("store.export:export", "Write an entry to a file that depends on no other."),

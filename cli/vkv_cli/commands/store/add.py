@@ -8,7 +8,7 @@ import vkv
 from vkv.errors import VkvError
 from vkv.sources.urls import is_url, shown
 from vkv_cli import text
-from vkv_cli.commands.store.common import same_as, store_option
+from vkv_cli.commands.store.common import parents_option, same_as, store_option
 from vkv_cli.files import each_file, files_argument
 from vkv_cli.options import search_path_option
 
@@ -16,6 +16,7 @@ from vkv_cli.options import search_path_option
 @click.command()
 @files_argument
 @store_option
+@parents_option
 @search_path_option
 @text.json_option
 def add(

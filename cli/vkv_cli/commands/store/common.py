@@ -30,9 +30,14 @@ def check_there(store: vkv.PromptStore) -> None:
         raise VkvError(f"no store at {store.root}")
 
 
+def _remember_parents(context: click.Context, _: click.Parameter, value: bool) -> None:
+    """Keep the flag for ``_store``, which is called later."""
+    context.meta["vkv.parents"] = value
+
+
 def _store(context: click.Context, _: click.Parameter, value: str | None) -> vkv.PromptStore:
     """Open the store; one that was named must exist, unless the command creates it."""
-    store = vkv.PromptStore(value)
+    store = vkv.PromptStore(value, parents=bool(context.meta.get("vkv.parents")))
     if store.root.exists() and not store.root.is_dir():
         raise VkvError(f"{store.root} is a file, expected a store's directory")
     if value is not None and context.info_name not in MAKING:
@@ -47,6 +52,11 @@ store_option = click.option(
     "--store", metavar="DIR", callback=_store,
     help="The store's directory.  [default: store in $VKV_CACHE_DIR, else in vkv in "
     "$XDG_CACHE_HOME, else ~/.cache/vkv/store]",
+)  # fmt: skip
+#: Creates folders above the store; eager, because ``store_option`` needs it.
+parents_option = click.option(
+    "--parents", is_flag=True, is_eager=True, expose_value=False, callback=_remember_parents,
+    help="Create the folders above the store too.",
 )  # fmt: skip
 ids_argument = click.argument("ids", nargs=-1, required=True, metavar="ID...")
 

@@ -45,10 +45,10 @@ def _parsed(text: str) -> Test:
     """
     parts = _FILTER.fullmatch(text)
     name, sign, value = parts.groups() if parts else ("", "", "")
-    if name in ("model", "codec") and sign == "=":
-        return lambda entry: any(value in text for text in _texts(entry, name))
+    if name in _TEXTS and sign == "=":
+        return lambda entry: any(value in text for text in _TEXTS[name](entry))
     if name not in _NUMBERS:
-        raise VkvError(f"{text!r}: expected size, tokens, uses, used, created, model or codec")
+        raise VkvError(f"{text!r}: expected size, tokens, uses, used, created, {', '.join(_TEXTS)}")
     limit, compare = _NUMBERS[name](value), _OPERATORS[sign]
     if name in ("used", "created"):  # an age
         now = time.time()
@@ -56,8 +56,12 @@ def _parsed(text: str) -> Test:
     return lambda entry: compare(getattr(entry, name), limit)
 
 
-def _texts(entry: Entry, name: str) -> tuple[str, ...]:
-    return (entry.label, entry.model) if name == "model" else (entry.codec,)
+_TEXTS: dict[str, Callable[[Entry], tuple[str, ...]]] = {
+    "model": lambda entry: (entry.label, entry.model),
+    "codec": lambda entry: (entry.codec,),
+    "name": lambda entry: (entry.name,),
+    "tag": lambda entry: entry.tags,
+}
 
 
 def _filters(_: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[Test]:
@@ -91,7 +95,7 @@ def _sort(_: click.Context, param: click.Parameter, value: str) -> tuple[str, bo
     metavar="EXPR",
     callback=_filters,
     help='"size>1GB", "tokens>=4096", "uses>0", "used>7d" (not used for longer), "created<1h", '
-    '"model=…" and "codec=…" (part of it); repeatable.',
+    '"model=…", "codec=…", "name=…" and "tag=…" (part of it); repeatable.',
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only ids.")

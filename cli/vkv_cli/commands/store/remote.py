@@ -12,7 +12,7 @@ import vkv
 from vkv.sources.urls import shown
 from vkv.store import Remote, tiered
 from vkv_cli import text
-from vkv_cli.commands.store.common import same_as, show, store_option
+from vkv_cli.commands.store.common import parents_option, same_as, show, store_option
 from vkv_cli.options import local, search_path_option
 from vkv_cli.progress import progress
 from vkv_cli.written import show_written
@@ -63,6 +63,7 @@ def push(
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @remote_option
 @store_option
+@parents_option
 @click.option(
     "-o",
     "--output",
