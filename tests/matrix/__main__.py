@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.matrix.checks import Architecture
+from tests.matrix.checks import Architecture, not_here
 from tests.matrix.configs import VARIABLE, Config, configs, source
 
 
@@ -22,7 +22,10 @@ def row(name: str, config: Config, counts: Counter[str]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         try:
             one = Architecture(name, config, Path(folder))
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
+            if reason := not_here(exc):
+                counts[reason] += 1
+                return f"{name:24} {reason}"
             counts["not built or saved"] += 1
             return f"{name:24} FAILED to build or save: {_error(exc)}"
         words = []
@@ -34,7 +37,7 @@ def row(name: str, config: Config, counts: Counter[str]) -> str:
     return f"{name:24} {' '.join(words)}"
 
 
-def _error(exc: Exception) -> str:
+def _error(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {str(exc)[:160]}".replace("\n", " ")
 
 

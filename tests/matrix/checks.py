@@ -146,6 +146,15 @@ def refuses(use: Callable[[], Any]) -> bool:
     return False
 
 
+def not_here(exc: BaseException) -> str | None:
+    """Return why an architecture cannot be checked here, if that is no fault."""
+    if isinstance(exc, SystemExit):
+        return "needs a package that is not installed"
+    if isinstance(exc, CacheError) and exc.rule == "L1":
+        return "has a cache class of its own, which save refuses"
+    return "needs Metal" if isinstance(exc, RuntimeError) and "Metal" in str(exc) else None
+
+
 class Architecture:
     """One architecture, a model of it, and a file of its caches.
 
