@@ -16,7 +16,7 @@ INSTALL = "pip install 'vkv[remote]'"
 
 @contextlib.contextmanager
 def naming(url: str) -> Iterator[None]:
-    """Whatever fsspec and its back ends raise becomes one line that names ``url``.
+    """Turn whatever fsspec and its back ends raise into one line that names ``url``.
 
     Raises:
         OSError: Of the class that fits, with ``filename`` the URL.
@@ -77,7 +77,7 @@ def _line(exc: Exception) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What a server may have said, printable and not long."""
+    """Return what a server may have said, printable and not long."""
     line = " ".join(text[:10_000].split())
     line = "".join(c if c.isprintable() else "?" for c in line)
     return line if len(line) <= MAX_REASON else line[: MAX_REASON - 1] + "…"

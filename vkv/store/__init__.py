@@ -1,4 +1,4 @@
-"""A store of prompts: each is prefilled once and found again, across processes.
+"""Store prompts: each is prefilled once and found again, across processes.
 
 ::
 

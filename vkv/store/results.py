@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One stored prompt.
+    """Describe one stored prompt.
 
     Attributes:
         id: Hex BLAKE3 of the file's header; the name of the file.
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The longest stored prefix of a prompt, not yet loaded.
+    """Name the longest stored prefix of a prompt, which is not yet loaded.
 
     Attributes:
         entry: Which entry has it.
@@ -64,7 +64,7 @@ class Found:
 
 @dataclass(slots=True)
 class Hit:
-    """The longest stored prefix of a prompt, ready to go on.
+    """Hold the longest stored prefix of a prompt, as live caches.
 
     Attributes:
         entry: Where it came from.
@@ -81,7 +81,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How much a store holds.
+    """Count what a store holds.
 
     Attributes:
         root: Its directory.

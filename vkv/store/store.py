@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 class PromptStore:
     """Keep prompt caches on disk, found by their tokens, shared by any number of processes.
 
-    Nothing is created before the first ``put``, and opening a store deletes nothing.
-    Methods take an entry's id, the first four or more digits of it, or its name. A store can
-    be pickled, used after a fork, and iterated over: the entry used last comes first.
+    Nothing is created before the first ``put``; opening a store deletes nothing. Methods take
+    an entry's id, its first four or more digits, or its name. Iterating gives all entries.
 
     Args:
         root: The directory; by default ``store`` in ``$VKV_CACHE_DIR``, else in

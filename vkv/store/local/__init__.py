@@ -1,1 +1,1 @@
-"""A store on this machine: index, entries, prefix tree."""
+"""Keep a store on this machine: index, entries, prefix tree."""

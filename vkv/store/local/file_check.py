@@ -53,7 +53,7 @@ class Examined:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the file of this name is still the one that was read."""
+        """Return whether the file of this name is still the one that was read."""
         return self.stamp is not None and self.stamp == stamp(self.path)
 
 

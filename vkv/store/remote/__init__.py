@@ -1,1 +1,1 @@
-"""A store on another machine, reached by fsspec."""
+"""Keep a store on another machine, reached by fsspec."""

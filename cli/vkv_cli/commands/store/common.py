@@ -1,4 +1,4 @@
-"""What the commands of ``vkv store`` share."""
+"""Share options and output among the commands of ``vkv store``."""
 
 from __future__ import annotations
 
