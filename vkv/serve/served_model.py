@@ -38,6 +38,10 @@ class Models(ModelProvider):  # type: ignore[misc]  # mlx-lm has no types
         self.error: Exception | None = None
         self.limits = ModelLimits(0, 0, False)
 
+    def load(self, *_: Any) -> Any:
+        """Return the model and its tokenizer; mlx-lm 0.31 forgets the adapter by itself."""
+        return super().load("default_model", self.cli_args.adapter_path, "default_model")
+
     def load_default(self) -> None:
         """Load the model in the generation thread, which MLX binds its work to."""
         try:
