@@ -18,6 +18,7 @@ from tests.reference import file as reference
 from vkv import errors
 from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.caches.loading.decode import decode
+from vkv.codecs import registry
 from vkv.format import container_write, framing, header
 from vkv.format.document import open_document
 from vkv.format.layers import stored_layers
@@ -89,7 +90,7 @@ def _compare(file: CacheFile, layer: Layer, name: str, at: str, want: np.ndarray
     tensor = layer.tensors[name]
     got = decode(file, layer, name, at)
     assert got.shape == tensor.shape == want.shape
-    if all(s.codec == "raw" and s.rope is None for s in tensor.segments):
+    if all(registry.is_lossless(s) and s.rope is None for s in tensor.segments):
         np.testing.assert_array_equal(numpy(got), want)
     else:
         stored = [file.header.tensors[n] for s in tensor.segments for n in s.parts.values()]

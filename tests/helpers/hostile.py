@@ -38,8 +38,9 @@ NUMBERS = [0, 1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 1 << 
            1 << 53, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -2, -(1 << 63)]  # fmt: skip
 FLOATS = [0.0, -0.0, 1.5, 4.0, 1e308, 5e-324, float("nan"), float("inf"), float("-inf")]
 WORDS = ["", "a", "\0", "ä" * 70, "x" * 200, "1.0", "2.0", "F16", "BF16", "F32", "F64", "C64", "U8",
-         "U32", "BOOL", "I64", "raw", "affine", "nsnquant", "kvquant", "tc", "kv", "quantized",
-         "rotating", "chunked", "arrays", "list", "table", "payload", "keys", "rope"]  # fmt: skip
+         "U32", "BOOL", "I64", "raw", "affine", "nsnquant", "kvquant", "tc", "lossless", "kv",
+         "quantized", "rotating", "chunked", "arrays", "list", "table", "payload", "keys",
+         "rope"]  # fmt: skip
 OTHERS = [None, True, False, b"", bytes(32), [], {}, [[[[]]]], {"a": {"b": {"c": []}}}, [0] * 1000,
           [[] for _ in range(200)], {str(i): i for i in range(100)}]  # fmt: skip
 POOL = [NUMBERS, NUMBERS, FLOATS, WORDS, OTHERS]

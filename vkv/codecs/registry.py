@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from vkv.codecs.affine import Affine
 from vkv.codecs.kvquant.codec import KvQuant
+from vkv.codecs.lossless.codec import Lossless
 from vkv.codecs.nsnquant.codec import NSNQuant
 from vkv.codecs.options import build, parse_options
 from vkv.codecs.protocol import Codec, Layout, Options, Parts
@@ -21,7 +22,7 @@ from vkv.format.schema import Segment
 __all__ = ["CODECS", "Codec", "CodecRequest", "Layout", "Parts", "parse", "resolve"]
 
 CODECS: dict[tuple[str, int], type[Codec]] = {
-    (c.id, c.version): c for c in (Affine, KvQuant, NSNQuant, Raw, Tc)
+    (c.id, c.version): c for c in (Affine, KvQuant, Lossless, NSNQuant, Raw, Tc)
 }
 
 

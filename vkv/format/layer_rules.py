@@ -9,6 +9,9 @@ from vkv.format.layers import layer_at, place, stored_layers, walk
 from vkv.format.limits import MAX_DEPTH
 from vkv.format.schema import Header, Layer, Tensor
 
+#: Codecs that give every bit back, and the rule by which their param `dtype` is the tensor's.
+KEEPS_DTYPE = {"raw": "R2", "lossless": "X8"}
+
 
 def is_basis(header: Header) -> bool:
     """Return whether a file holds tables for others, and no cache."""
@@ -106,11 +109,12 @@ def _check_numbers(kind: Kind, layer: Layer, at: str) -> None:
 
 
 def _check_dtypes(tensor: Tensor, at: str) -> None:
-    """Check that ``raw`` keeps the dtype (R2) and all other codecs decode to floats (K3)."""
+    """Check that codecs keep the dtype (R2, X8) and all but ``raw`` decode to floats (K3)."""
     for i, segment in enumerate(tensor.segments):
-        own = segment.params.get("dtype", tensor.dtype) if segment.is_raw else tensor.dtype
+        own = segment.params.get("dtype") if segment.codec in KEEPS_DTYPE else tensor.dtype
         if own != tensor.dtype and own in ITEMSIZE:
-            found, rule = f"raw values of {own}, expected {tensor.dtype}", "R2"
+            found = f"{segment.codec} values of {own}, expected {tensor.dtype}"
+            rule = KEEPS_DTYPE[segment.codec]
         elif not segment.is_raw and tensor.dtype not in FLOATS:
             found, rule = f"{segment.codec} in a tensor of {tensor.dtype}, expected a float", "K3"
         else:

@@ -94,7 +94,7 @@ def _new_runs(plan: TensorPlan) -> Iterator[EncodedRun]:
         return
     raw = Raw(dtype=NAMES[x.dtype])
     if not plan.value.tokens:
-        yield EncodedRun(raw, {"data": x}, 0, raw.roles)
+        yield EncodedRun(plan.codec, plan.codec.encode(x), 0, plan.codec.roles)
         return
     stop = plan.lead + plan.body
     yield from _exact(raw, x[..., : plan.lead, :], "sink")

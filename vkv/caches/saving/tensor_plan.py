@@ -127,7 +127,7 @@ def _plan_tensor(
     plan = TensorPlan(
         path=f"{path}.{name}", name=name, layer=layer, value=value, asked=asked, codec=_raw(value)
     )
-    wanted = asked.configure(name, NAMES[value.dtype]) if value.tokens else plan.codec
+    wanted = asked.configure(name, NAMES[value.dtype])
     reason = _refused(snapshot, value, wanted)
     plan = _with_referenced(request, plan, plan.codec if reason else wanted)
     plan = _with_runs(plan, stored_layer(request.sources, snapshot.provenance))
@@ -147,10 +147,11 @@ def _raw(value: Value) -> Raw:
 
 def _refused(snapshot: Snapshot, value: Value, codec: Codec) -> str | None:
     """Return why a tensor is stored raw whatever was asked for, or ``None``."""
-    if not value.tokens:
-        return "recurrent state"
-    if _is_latent(snapshot):
-        return LATENTS
+    if not codec.traits.lossless:
+        if not value.tokens:
+            return "recurrent state"
+        if _is_latent(snapshot):
+            return LATENTS
     if value.x is None or not value.x.size:
         return None
     return codec.refuses(value.x.shape, value.x.dtype)
@@ -199,7 +200,7 @@ def _with_codec(plan: TensorPlan, codec: Codec, rope: Rope | None) -> TensorPlan
     rows = plan.rows
     assert rows is not None  # else there is nothing to encode
     if not plan.value.tokens:
-        return plan
+        return replace(plan, codec=codec)
     lead, body = _split(codec, plan)
     note = plan.note
     if body == 0 and plan.start == 0 and rows.shape[-2]:
