@@ -32,6 +32,8 @@ SMALL: dict[str, Config] = {
     "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128},
     "nanochat": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
                  "num_key_value_heads": 4, "intermediate_size": 128},
+    "phi3": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2},
 }  # fmt: skip
 #: Ids below 32, the smallest vocabulary.
 PROMPT = [(7 * i + 3) % 29 for i in range(24)]
