@@ -15,7 +15,7 @@ EXTRAS := $(if $(filter Linux,$(shell uname -s)),cpu$(comma)dev,dev)
 BLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 /usr/lib/*-linux-gnu/libopenblas.so.0))
 RUN  := $(if $(BLAS),env LD_PRELOAD=$(BLAS) OPENBLAS_NUM_THREADS=1)
 
-.PHONY: bench bench-gpu check matrix test lint types tests tests-old demo spec format clean
+.PHONY: bench bench-gpu check matrix test test-gpu lint types tests tests-old demo spec format clean
 
 test: lint types tests tests-old
 
@@ -63,9 +63,13 @@ bench: $(VENV)/.done
 	$(BIN)/python -m pytest -q benchmarks --benchmark-enable --benchmark-sort=name --benchmark-columns=median,iqr,rounds
 
 # On a machine with a GPU: $(PYTHON) has MLX with its backend, mlx-lm, vkv's needs, pytest; no network.
-# Kernels against plain operations, golden files against the reference, then the times.
-bench-gpu:
-	$(PYTHON) -m pytest -q tests/codecs/test_kernels.py tests/test_fixtures.py
+# Kernels against plain operations and golden files against the reference, then the times.
+GPU_TESTS = tests/codecs/test_kernels.py tests/caches/attention tests/arrays tests/test_fixtures.py
+
+test-gpu:
+	$(PYTHON) -m pytest -q $(GPU_TESTS)
+
+bench-gpu: test-gpu
 	$(PYTHON) -m benchmarks.gpu -o spec/bench
 
 # Rewrites what a test compares with the code.

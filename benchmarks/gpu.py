@@ -20,6 +20,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, load_prompt_cache, save_prompt_cache
 
 import vkv
+from benchmarks.gpu_attention import attention
 from benchmarks.gpu_floors import floors
 from benchmarks.gpu_report import Report, timed
 from benchmarks.gpu_shapes import held, model_8b, prefill, sliced
@@ -116,7 +117,19 @@ def measure(options: argparse.Namespace, report: Report, folder: Path) -> None:
     del files, cache
     mx.clear_cache()
     for tokens in options.steps:
+        attention(report, model, tokens)
         steps(report, model, short, tokens, ["dense", PEER, *PACKED])
+
+
+def measure_steps(options: argparse.Namespace, report: Report) -> None:
+    """Time attention and steps alone."""
+    report.keep()
+    model = model_8b(options.layers)
+    for tokens in options.steps:
+        attention(report, model, tokens)
+    short = sliced(prefill(model, 4096), 4096)
+    for tokens in options.steps:
+        steps(report, model, short, tokens, ["dense", *CODECS])
 
 
 def main() -> None:
@@ -125,12 +138,16 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--steps", type=int, nargs="*", default=[4096, 32768, 131072])
+    parser.add_argument("--only-steps", action="store_true", help="keep the other rows")
     parser.add_argument("-o", "--output", type=Path, default=Path("spec/bench"))
     options = parser.parse_args()
     report = Report(options.tokens, options.layers, options.output)
     folder = Path(tempfile.mkdtemp(prefix="vkv-bench-"))
     try:
-        measure(options, report, folder)
+        if options.only_steps:
+            measure_steps(options, report)
+        else:
+            measure(options, report, folder)
     finally:
         shutil.rmtree(folder)
         report.write()

@@ -49,7 +49,25 @@ class Report:
             "bytes": {},
             "first": {},
             "steps": [],
+            "attention": [],
         }
+
+    def keep(self) -> None:
+        """Keep the rows of the last run that this one does not make again."""
+        path = self._folder / "gpu.json"
+        if not path.exists():
+            return
+        old = json.loads(path.read_text())
+        for name in ("rates", "seconds", "bytes", "first"):
+            self._found[name] = old[name]
+        before = f"{old['command']} of {old['date']}"
+        self._found["kept"] = old.get("kept", before)
+
+    def attention(self, tokens: int, name: str, times: Times) -> None:
+        """Print and keep the seconds of one call."""
+        median = statistics.median(times)
+        self._found["attention"].append({"tokens": tokens, "cache": name, "seconds": median})
+        print(f"attention at {tokens}, {name:20} {median * 1e6:8.1f} us", flush=True)
 
     def time(self, name: str, times: Times) -> None:
         self._found["seconds"][name] = {"best": min(times), "all": times}
@@ -99,6 +117,8 @@ class Report:
             f"head dim 128, bf16. `{f['command']}`, {f['date']}, {device}, {cores} cores, {made}.\n"
             "One run, the best of its repeats; files in the page cache.\n"
         )
+        if "kept" in f:
+            head += f"Steps and attention alone; the other tables are of {f['kept']}.\n"
         rows = [[n, f"{s['best']:.3f}"] for n, s in f["seconds"].items()]
         sizes = [[n, f"{b / 1e6:,.0f}"] for n, b in f["bytes"].items()]
         rates = [[n, f"{r:,.1f}"] for n, r in f["rates"].items()]
@@ -108,11 +128,15 @@ class Report:
              f"{s['mean'] * 1e3:.2f}", f"{s['held'] / 1e6:,.0f}", f"{s['peak'] / 1e6:,.0f}"]
             for s in f["steps"]
         ]  # fmt: skip
+        alone = [
+            [f"{a['tokens']:,}", a["cache"], f"{a['seconds'] * 1e6:,.0f}"] for a in f["attention"]
+        ]
         past = ["past", "cache", "ms a step", "of dense", "mean ms", "MB held", "MB more at peak"]
         tables = [
             _table(["", "s"], rows),
             _table(["file", "MB"], sizes),
             _table(past, steps),
+            _table(["past", "attention of one token, one layer", "µs"], alone),
             _table(["what this machine does at best", "GB/s"], rates),
             _table(["first use: MLX compiles and keeps kernels", "s"], first),
         ]

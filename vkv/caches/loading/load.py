@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from vkv.arrays.cache_file import CacheFile, open_file
 from vkv.arrays.deferred import DeferredVerification
+from vkv.caches.attention.hook import Route
 from vkv.caches.kinds.adapter import Loaded
 from vkv.caches.kinds.live import make
 from vkv.caches.loading.checkpoints import with_checkpoints
@@ -123,20 +124,20 @@ def _caches(
 ) -> list[Any]:
     """Make the caches layer by layer, while the next ones are read."""
     caches: list[Any] = []
-    ahead = ReadAhead(file)
+    ahead, route = ReadAhead(file), Route()
     for i, layer in enumerate(file.header.layers):
         ahead.reach(i)
         at = f"layers[{i}]"
-        caches.append(_live(file, layer, at, deferred, packed))
+        caches.append(_live(file, layer, at, deferred, route if packed else None))
         progress.finished(layer)
     return caches
 
 
 def _live(
-    file: CacheFile, layer: Layer, at: str, deferred: DeferredVerification, packed: bool
+    file: CacheFile, layer: Layer, at: str, deferred: DeferredVerification, route: Route | None
 ) -> Any:
     """Make one cache; a packed one where the layer has codes and that was asked for."""
-    if packed and (codes := packed_layer(file, layer, at)) is not None:
+    if route is not None and (codes := packed_layer(file, layer, at, route)) is not None:
         return codes
     loaded: Loaded = {}
     if KINDS[layer.kind].content == "codes":
@@ -147,7 +148,7 @@ def _live(
     if KINDS[layer.kind].content == "children":
         first = first_packable([KINDS[child.kind].packs for child in layer.children])
         loaded["children"] = [
-            _live(file, child, f"{at}.children[{i}]", deferred, packed and i == first)
+            _live(file, child, f"{at}.children[{i}]", deferred, route if i == first else None)
             for i, child in enumerate(layer.children)
         ]
     cache = make(layer.kind, layer.scalars, loaded)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
+from vkv.caches.attention.hook import Attention
 from vkv.caches.kinds.adapter import Packed, Snapshot
 from vkv.caches.packed import batch
 from vkv.caches.packed.rows import Rows
@@ -23,18 +26,27 @@ class PackedKVCache(Packed):
     decodes them. What may be encoded is encoded at the next call, or before anything else
     looks at the cache, so what it holds does not depend on how a prompt was split.
 
-    ``nbytes`` is the compressed size. Keys and values are decoded for each call of
-    ``update_and_fetch`` and freed after it. There is no ``bits`` attribute: mlx-lm would
-    take the cache for one of its own quantized ones.
+    ``nbytes`` is the compressed size. Where the model leaves attention to mlx-lm, a few new
+    tokens attend to the codes as they are. Otherwise keys and values are decoded for the
+    call of ``update_and_fetch`` and freed after it. There is no ``bits`` attribute: mlx-lm
+    would take the cache for one of its own quantized ones.
 
     Attributes:
         rows_keys: Keys; the tail may hold more tokens than it will keep (``settle``).
         rows_values: Values.
         max_tokens: Refuse to grow beyond; ``None`` for no limit.
+        attention: How it meets attention; ``None``: rows are always decoded.
     """
 
-    def __init__(self, keys: Rows, values: Rows, max_tokens: int | None = None):
+    def __init__(
+        self,
+        keys: Rows,
+        values: Rows,
+        max_tokens: int | None = None,
+        attention: Attention | None = None,
+    ):
         self.rows_keys, self.rows_values, self.max_tokens = keys, values, max_tokens
+        self.attention = attention
 
     @property
     def offset(self) -> int:
@@ -47,6 +59,11 @@ class PackedKVCache(Packed):
         return self.rows_keys.encoder.note or self.rows_values.encoder.note
 
     @property
+    def attention_note(self) -> str | None:
+        """Return why the model was given decoded keys and values for attention, or ``None``."""
+        return None if self.attention is None else self.attention.route.note
+
+    @property
     def encodes(self) -> bool:
         """Return whether keys or values are encoded, once there are any."""
         return None in (self.rows_keys.encoder.note, self.rows_values.encoder.note)
@@ -55,8 +72,12 @@ class PackedKVCache(Packed):
         """Encode the tokens of the last call, as far as they may leave the tail."""
         self.rows_keys, self.rows_values = self.rows_keys.settle(), self.rows_values.settle()
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append ``(B, H, T, D)`` and return all keys and values; the new ones are exact.
+
+        Returns:
+            Arrays; or, to code that was seen to pass them on to mlx-lm's attention as they
+            are, what stands for them there.
 
         Raises:
             CacheError: More than ``max_tokens``.
@@ -71,7 +92,14 @@ class PackedKVCache(Packed):
         self.settle()
         self.rows_keys = self.rows_keys.append(keys)
         self.rows_values = self.rows_values.append(values)
-        return self.rows_keys.decode(after=keys), self.rows_values.decode(after=keys)
+        decode = partial(self._decoded, keys)
+        one, two = self.rows_keys.past(), self.rows_values.past()
+        if self.attention is None or one is None or two is None:
+            return decode()
+        return self.attention.offer(sys._getframe(1).f_code, keys.shape[-2], one, two, decode)
+
+    def _decoded(self, after: mx.array) -> tuple[mx.array, mx.array]:
+        return self.rows_keys.decode(after=after), self.rows_values.decode(after=after)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return all keys and values; those of the last call are exact until ``settle``.

@@ -63,6 +63,13 @@ class Encoder:
         note = f"asked for {self.choice.text}, held raw: {reason}"
         return dataclasses.replace(self, note=note)
 
+    def is_due(self, tail: int) -> bool:
+        """Return whether ``tail`` exact tokens may be enough for ``count`` to be above 0."""
+        if self.codec is None or self.note is not None:
+            return False
+        window = self.codec.window
+        return tail - self.residual >= (min(window, CHUNK) if window > 1 else CHUNK)
+
     def count(self, runs: Sequence[EncodedRun], tail: int) -> tuple[int, int]:
         """Return how many of ``tail`` exact tokens become sinks and codes now."""
         ready = tail - self.residual

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from vkv import identity
+from vkv.caches.attention import hook
 from vkv.caches.kinds.live import inner, kind_of
 from vkv.caches.packed.cache import PackedKVCache
 from vkv.caches.packed.encoder import Encoder
@@ -43,10 +44,11 @@ def make_prompt_cache(
     Raises:
         CodecError, UnknownCodecError: ``codec`` is refused.
     """
-    recipe = _Recipe(codec_pair(codec), residual, max_tokens)
+    recipe = _Recipe(codec_pair(codec), residual, max_tokens, hook.Route())
     if not hasattr(model, "layers"):
         found = type(model).__name__
         raise VkvError(f"model is a {found}, expected a model as mlx_lm.load gives it")
+    hook.install()
     tried = _caches(model, recipe)
     failure = _run(model, tried)
     if failure is not None and _run(model, _own(model)) is None:
@@ -65,11 +67,12 @@ class _Recipe:
     codecs: CodecPair
     residual: int
     max_tokens: int | None
+    route: hook.Route
 
     def make(self, rope: Rope | None) -> PackedKVCache:
         keys = Rows(Encoder(self.codecs.keys, "keys", rope, self.residual))
         values = Rows(Encoder(self.codecs.values, "values", None, self.residual))
-        return PackedKVCache(keys, values, self.max_tokens)
+        return PackedKVCache(keys, values, self.max_tokens, hook.Attention(self.route))
 
 
 def _own(model: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from vkv.caches.attention.past import Past
 from vkv.caches.encoded import EncodedRun
 from vkv.caches.kinds.adapter import Value
 from vkv.caches.packed.encoder import Encoder, settled
@@ -62,7 +63,7 @@ class Rows:
 
     def settle(self) -> Rows:
         """Return the rows with all tokens encoded that may leave the tail."""
-        if self.tail is None:
+        if self.tail is None or not self.encoder.is_due(self.tail.shape[-2]):
             return self
         encoder, (runs, tail) = settled(self.encoder, self.runs, self.tail)
         return Rows(encoder, runs, tail)
@@ -85,6 +86,20 @@ class Rows:
         pieces = [*_decoded(runs, tail), tail]
         pieces = [x for x in pieces if x.shape[-2]] or [tail]
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=-2)
+
+    def past(self) -> Past | None:
+        """Return what attention on codes needs, or ``None`` for rows of another form.
+
+        They are one run of codes, after at most one of exact tokens.
+        """
+        if self.tail is None or not 0 < len(self.runs) < 3:
+            return None
+        codes = self.runs[-1]
+        exact = self.runs[0] if len(self.runs) == 2 else None
+        if codes.codec.traits.verbatim or not (exact is None or exact.codec.traits.verbatim):
+            return None
+        head = None if exact is None else exact.parts["data"]
+        return Past(codes.codec, codes.parts, codes.tokens, self.tail, head, codes.rope)
 
     def trim(self, tokens: int) -> Rows:
         """Return the first ``tokens`` tokens; those of a window that is cut become exact."""

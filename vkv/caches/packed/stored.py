@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from vkv.arrays.cache_file import CacheFile
+from vkv.caches.attention import hook
 from vkv.caches.encoded import EncodedRun
 from vkv.caches.packed.cache import PackedKVCache
 from vkv.caches.packed.encoder import Encoder
@@ -17,13 +18,14 @@ from vkv.format.layers import segment_shape
 from vkv.format.schema import Layer, Tensor
 
 
-def packed_layer(file: CacheFile, layer: Layer, at: str) -> PackedKVCache | None:
+def packed_layer(file: CacheFile, layer: Layer, at: str, route: hook.Route) -> PackedKVCache | None:
     """Return a packed cache that holds the codes of a stored layer; ``None`` if it has none.
 
     Args:
         file: An open file.
         layer: One of its layers, or of their children.
         at: Path of the layer for messages, ``layers[3]``.
+        route: Shared by the caches of the file.
 
     Raises:
         VkvError: As ``CacheFile.parts``; the message starts with ``at``.
@@ -35,7 +37,8 @@ def packed_layer(file: CacheFile, layer: Layer, at: str) -> PackedKVCache | None
     )
     # MLX computes an array only in the thread that began it; a prompt may be used in another.
     mx.eval(keys.arrays, values.arrays)
-    return PackedKVCache(keys, values)
+    hook.install()
+    return PackedKVCache(keys, values, attention=hook.Attention(route))
 
 
 def _is_coded(tensor: Tensor) -> bool:

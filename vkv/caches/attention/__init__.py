@@ -1,0 +1,1 @@
+"""Attend to the codes of packed caches."""
