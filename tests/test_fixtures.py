@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +215,11 @@ def test_the_alignment_that_readers_may_rely_on(case):
     raw, start = _header(path(case).read_bytes())
     assert start % 64 == 0
     assert len(raw) % 64 == 0
+
+
+@pytest.mark.slow
+def test_the_writer_runs_and_has_nothing_left_to_write():
+    """A new codec adds its files with it; it never writes one that exists."""
+    command = [sys.executable, str(FIXTURES.parent / "write" / "v1.py")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
