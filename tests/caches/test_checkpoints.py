@@ -73,7 +73,7 @@ def test_going_back_twice_gives_the_same(name):
         rest = now.resume([*IDS[:60], 1, 2])
         found.append(last_logits(model, rest, now.cache))
         now.extend([])
-    assert mx.array_equal(*found)
+    assert mx.allclose(*found, atol=2e-6)  # kernels may differ by the shape of what came before
 
 
 def test_caches_that_can_be_cut_take_none():

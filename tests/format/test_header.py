@@ -202,7 +202,7 @@ def test_another_major_is_refused_whatever_its_fields_are():
 
 def test_unknown_needs_are_all_named():
     raw = pack(plain(sample(needs=("rope",))) | {"needs": ["rope", "b", "a"]})
-    assert "the file needs 'a', 'b'; this build knows files, rope" in str(
+    assert "the file needs 'a', 'b'; this build knows checkpoints, files, rope" in str(
         refused(raw, "H4", UnsupportedError)
     )
 
