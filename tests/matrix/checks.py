@@ -11,7 +11,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 import vkv
 from tests.matrix.configs import Config
@@ -239,8 +239,11 @@ class Architecture:
         assert rest == ids[-3:]
         fresh: list[Any] = make_prompt_cache(self.model)
         step(self.model, ids[:-3], fresh)
-        got, want = step(self.model, rest, prompt.cache), step(self.model, rest, fresh)
-        assert apart(got, want) < CLOSE, apart(got, want)
+        live = copy.deepcopy(self.cache)
+        trim_prompt_cache(live, len(PROMPT) - len(ids) + len(rest))
+        got, cut, want = (step(self.model, rest, x) for x in (prompt.cache, live, fresh))
+        noise = apart(cut, want)  # phi3small's attention depends on the steps of the prompt
+        assert apart(got, want) < CLOSE + noise, (apart(got, want), noise)
         return "trimmed"
 
     def other_seed_is_refused(self) -> None:
