@@ -6,6 +6,7 @@ Each group of options reaches its command as one dataclass.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Callable
@@ -111,16 +112,24 @@ def sampling_options() -> Decorator:
             help="Generate at most so many; -1 for no limit.",
         ),
         click.option(
-            "--temp", type=click.FloatRange(0), default=0.0, show_default=True,
+            "--temp", type=click.FloatRange(0), default=0.0, show_default=True, callback=_number,
             help="Sampling temperature; 0 takes the most likely token.",
         ),
         click.option(
             "--top-p", type=click.FloatRange(0, 1), default=1.0, show_default=True,
             help="Sample from the most likely tokens of this total probability.",
         ),
-        click.option("--seed", type=int, help="Seed of the random numbers."),
+        click.option(
+            "--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the random numbers."
+        ),
         prefill_step_size,
     )  # fmt: skip
+
+
+def _number(_: click.Context, param: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a number", param=param)
+    return value
 
 
 def _not_zero(_: click.Context, param: click.Parameter, value: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 import vkv
 from fixtures.models import tiny
@@ -191,3 +192,125 @@ def test_inline_keeps_them(tmp_path):
     vkv.convert(tmp_path / "b.vkv", tmp_path / "c.vkv", inline=True)
     loaded = vkv.load(tmp_path / "c.vkv", model=model)
     assert loaded.resume([*IDS[:60], 1]) == [1]
+
+
+def run(model: Any, rest: list[int], cache: list[Any]) -> None:
+    mx.eval(model(mx.array([rest]), cache=cache))
+
+
+@every_model
+def test_a_plain_continuation_computes_only_what_is_new(name):
+    model = tiny.MODELS[name]()
+    now = prompt(model)
+    for turn in range(3):
+        rest = now.resume([*now.tokens, *range(turn + 1, turn + 6)])
+        assert len(rest) == 5
+        run(model, rest, now.cache)
+        now.extend([])
+
+
+@every_model
+def test_a_prompt_that_went_back_can_be_saved(name, tmp_path):
+    model = tiny.MODELS[name]()
+    now = prompt(model)
+    rest = now.resume([*IDS[:60], 1, 2])
+    vkv.save(tmp_path / "at.vkv", vkv.Prompt(now.cache, IDS[:60]), model=model)
+    run(model, rest, now.cache)
+    now.extend([])
+    vkv.save(tmp_path / "a.vkv", now, model=model)
+    assert [c.tokens for c in vkv.inspect(tmp_path / "a.vkv").header.checkpoints] == [30, 60]
+
+
+@every_model
+def test_caches_go_back_in_place(name):
+    """Whoever holds the caches that were given sees them go back."""
+    model = tiny.MODELS[name]()
+    own = make_prompt_cache(model)
+    now = vkv.prefill(model, IDS, checkpoints=(30, 60), step=STEP, cache=own)
+    ids = [*IDS[:60], 1]
+    rest = now.resume(ids)
+    assert mx.allclose(last_logits(model, rest, own), fresh_logits(model, ids, rest), atol=2e-6)
+
+
+def test_a_checkpoint_of_other_ids_is_not_used(tmp_path):
+    """The cache was cut by mlx-lm and grew otherwise."""
+    model = tiny.MODELS["gemma3_text"]()
+    now = vkv.prefill(model, IDS[:15], checkpoints=[5, 10])
+    assert trim_prompt_cache(now.cache, 9) == 9
+    new = [*IDS[:6], *[2, 3] * 20]
+    run(model, new[6:], now.cache)
+    other = vkv.Prompt(now.cache, new)
+    vkv.save(tmp_path / "a.vkv", other, model=model)
+    assert [c.tokens for c in vkv.inspect(tmp_path / "a.vkv").header.checkpoints] == [5]
+    rest = other.resume([*new[:12], 77])
+    assert other.tokens == new[:5]
+    assert mx.allclose(
+        last_logits(model, rest, other.cache),
+        fresh_logits(model, [*new[:12], 77], rest),
+        atol=2e-6,
+    )
+
+
+@pytest.mark.parametrize("codec", ["affine:bits=2,group=32", "nsnquant:bits=2,window=16"])
+def test_saved_again_checkpoints_keep_their_codes(codec, tmp_path):
+    model = tiny.MODELS["gemma3_text"]()
+    vkv.save(tmp_path / "0.vkv", prompt(model), model=model, codec=codec)
+    for i in (1, 2):
+        again = vkv.load(tmp_path / f"{i - 1}.vkv", model=model)
+        vkv.save(tmp_path / f"{i}.vkv", again, model=model, codec=codec)
+        assert (tmp_path / f"{i}.vkv").read_bytes() == (tmp_path / "0.vkv").read_bytes()
+
+
+def test_diff_sees_them(tmp_path):
+    model = tiny.MODELS["lfm2"]()
+    for name, places in (("a", (30, 60)), ("b", (20, 60))):
+        vkv.save(tmp_path / f"{name}.vkv", prompt(model, places), model=model)
+    found = vkv.diff(tmp_path / "a.vkv", tmp_path / "b.vkv", deep=True)
+    assert any(d.at.startswith("checkpoints[0]") for d in found.differences)
+    assert not any(d.at.startswith("checkpoints[1]") for d in found.differences)
+
+
+def test_caches_with_checkpoints_can_be_pickled():
+    model = tiny.MODELS["qwen3_next"]()
+    now = prompt(model)
+    other = vkv.Prompt(pickle.loads(pickle.dumps(now.cache)), IDS)
+    ids = [*IDS[:60], 1]
+    assert other.resume(ids) == now.resume(ids) == [1]
+    assert mx.array_equal(last_logits(model, [1], other.cache), last_logits(model, [1], now.cache))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": [1, 2, 100_000]}, "token id 100000, the model has"),
+        ({"step": 0}, "step is 0, expected a whole number above 0"),
+        ({"step": 2.5}, "step is 2.5"),
+        ({"checkpoints": 1}, "119 checkpoints, a file holds 64"),
+        ({"checkpoints": mx.array([3])}, "checkpoints="),
+        ({"cache": []}, "0 caches, the model takes"),
+    ],
+)
+def test_wrong_arguments(options, message):
+    with pytest.raises(VkvError, match=message):
+        vkv.prefill(tiny.MODELS["mamba2"](), **{"tokens": IDS, **options})
+
+
+def test_a_recurrent_cache_that_is_filled_is_no_empty_one():
+    model = tiny.MODELS["mamba2"]()
+    cache = make_prompt_cache(model)
+    run(model, IDS[:15], cache)
+    with pytest.raises(CacheError, match="holds tokens already"):
+        vkv.prefill(model, IDS[:3], cache=cache)
+
+
+def test_a_chat_that_fails_records_nothing_it_did_not_compute(tmp_path):
+    model, tokenizer = tiny.MODELS["mamba2"](), tiny.tokenizer()
+    now = vkv.Prompt(make_prompt_cache(model), [])
+    list(now.chat(model, tokenizer, "Hi", max_tokens=3))
+    with pytest.raises(TypeError):
+        list(now.chat(model, tokenizer, "X", bogus=1))
+    for use in (
+        lambda: now.resume([1, 2]), lambda: vkv.save(tmp_path / "a.vkv", now, model=model)
+    ):  # fmt: skip
+        with pytest.raises(CacheError, match="does not count its tokens"):
+            use()

@@ -7,7 +7,7 @@ from typing import Any
 
 from vkv import identity
 from vkv.caches import chat
-from vkv.caches.checkpoints.record import go_back, reachable
+from vkv.caches.checkpoints.record import go_back, keep_fitting, reachable
 from vkv.caches.kinds.live import offsets
 from vkv.errors import CacheError
 from vkv.format.info import Info
@@ -107,7 +107,8 @@ class Prompt:
                 rule="L8",
             )
         keep = min(shared, len(ids) - 1)
-        if not exact:
+        keep_fitting(self.cache, known)
+        if not exact and keep < max(self._lengths(), default=len(known)):
             back = reachable(self.cache, keep)
             keep = keep if back is None else back
         self._cut(keep, len(known))
@@ -200,18 +201,33 @@ class Prompt:
 
         rest = self.turn(tokenizer, text, **(template or {}))
         answer: list[int] = []
+        whole = False
         try:
             for response in stream_generate(
                 model, tokenizer, rest, prompt_cache=self.cache, **options
             ):
                 answer.append(response.token)
                 yield response
+            whole = True
+        except GeneratorExit:  # the caller stops between two steps
+            whole = True
+            raise
         finally:
             self._ids = (self._ids or []) + answer
-            self._computed = len(self._ids)
+            # After a fault a cache that does not count its tokens holds nobody knows how many.
+            if whole or self.length is not None:
+                self._computed = len(self._ids)
 
     def _lengths(self) -> list[int]:
         return [n for i, n in enumerate(offsets(self.cache)) if i not in self._unused]
+
+    def settled(self) -> list[int] | None:
+        """Return the ids that the cache holds, for a save; ``None`` if none are recorded.
+
+        Raises:
+            CacheError: The cache does not count its tokens, and some were not computed (L8).
+        """
+        return None if self._ids is None else self._known()
 
     def _known(self) -> list[int]:
         """Return the recorded ids that the cache holds (L8)."""

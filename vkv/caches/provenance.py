@@ -28,7 +28,7 @@ from vkv.codecs.protocol import NAMES
 from vkv.errors import VkvError
 from vkv.format.dependencies import FileResolver, SearchPath
 from vkv.format.file_id import FileId
-from vkv.format.layers import walk
+from vkv.format.layers import stored_layers
 from vkv.format.schema import Layer, Tensor
 from vkv.sources.urls import is_url
 
@@ -124,7 +124,7 @@ def stored_layer(files: OpenFiles, provenance: Provenance | None) -> StoredLayer
     file = None if provenance is None else files.get(provenance.file)
     if provenance is None or file is None:
         return None
-    layer = dict(walk(file.header.layers)).get(provenance.at)
+    layer = dict(stored_layers(file.header)).get(provenance.at)
     return None if layer is None else StoredLayer(file, layer, provenance.at)
 
 

@@ -64,7 +64,7 @@ def _check_checkpoints(header: Header) -> None:
         for path, layer in checkpoint.layers.items():
             at, now = f"checkpoints[{i}].{path}", layer_at(header.layers, place(path))
             offset = layer.scalars.get("offset", checkpoint.tokens)
-            if offset not in (0, checkpoint.tokens):
+            if offset != checkpoint.tokens and (offset or (now and now.scalars.get("offset"))):
                 text = f"holds {offset} tokens, expected the {checkpoint.tokens} of the checkpoint"
                 raise CacheError(text, rule="L12", at=at)
             for name in KINDS[layer.kind].constants:
@@ -72,6 +72,18 @@ def _check_checkpoints(header: Header) -> None:
                 if found != expected:
                     text = f"{name} {found}, expected the {expected} of its layer"
                     raise CacheError(text, rule="L12", at=at)
+            if now is not None and _forms(layer) != _forms(now):
+                text = f"tensors {_forms(layer)}, expected those of its layer, {_forms(now)}"
+                raise CacheError(text, rule="L12", at=at)
+
+
+def _forms(layer: Layer) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and sizes of each tensor, the rows of keys and values left out."""
+    rows = KINDS[layer.kind].content == "rows"
+    return {
+        name: (t.dtype, (*t.shape[:-2], *t.shape[-1:]) if rows else t.shape)
+        for name, t in sorted(layer.tensors.items())
+    }
 
 
 def check_layer(layer: Layer, at: str) -> None:

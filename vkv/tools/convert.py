@@ -95,6 +95,7 @@ def convert(
         _check_inline(codec=codec, tokens=tokens, basis=basis)
         with open_document(src) as source:
             check_target(dst, external_references(source.header))
+            check_layers(source.header)
             check_owner(source.header, model, tokenizer)
             resolver = resolver_for(source, search_paths)
             return inlined(

@@ -12,7 +12,7 @@ from vkv.format.dependencies import FileResolver, SearchPath
 from vkv.format.document import Document, open_document
 from vkv.format.layer_rules import check_layers
 from vkv.format.layer_summary import describe
-from vkv.format.layers import external_references, walk
+from vkv.format.layers import external_references, stored_layers
 from vkv.format.schema import Header, Layer
 
 MISSING = "—"
@@ -233,7 +233,7 @@ def _tokens(found: Diff, a: Document, b: Document) -> None:
 
 def _layers(found: Diff, a: Header, b: Header) -> None:
     found.layers = max(len(a.layers), len(b.layers))
-    first, second = dict(walk(a.layers)), dict(walk(b.layers))
+    first, second = dict(stored_layers(a)), dict(stored_layers(b))
     for at in (*first, *(at for at in second if at not in first)):
         x, y = first.get(at), second.get(at)
         found.add(f"{at}.kind", x and x.kind, y and y.kind)
@@ -260,12 +260,12 @@ def _digests(head: Header, layer: Layer, name: str) -> str:
 def _values(found: Diff, a: Document, b: Document, resolver: FileResolver | None) -> None:
     from vkv.arrays.cache_file import CacheFile
 
-    second = dict(walk(b.header.layers))
+    second = dict(stored_layers(b.header))
     with (
         CacheFile(a, resolver=resolver) as first_file,
         CacheFile(b, resolver=resolver) as second_file,
     ):
-        for at, layer in walk(a.header.layers):
+        for at, layer in stored_layers(a.header):
             if (other := second.get(at)) is None:
                 continue
             for name in sorted(layer.tensors.keys() & other.tensors.keys()):

@@ -8,15 +8,23 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from vkv import identity
-from vkv.caches.checkpoints.record import Checkpoint, CheckpointedCache, checkpoints_of, take
-from vkv.caches.kinds import live
+from vkv.caches.checkpoints.record import (
+    Checkpoint,
+    CheckpointedCache,
+    checkpoints_of,
+    leaves,
+    take,
+)
 from vkv.caches.prompt import Prompt
 from vkv.errors import CacheError, VkvError
+from vkv.format.limits import FEW as MAX_CHECKPOINTS
 
 #: Where checkpoints are taken: token counts, every so many tokens, or at the ends of messages.
 Checkpoints = Sequence[int] | int | Literal["messages"] | None
 #: Called with (tokens done, tokens in all).
 Progress = Callable[[int, int], None]
+#: Classes of ``mlx.nn`` that turn ids into vectors; an id past the table reads foreign memory.
+EMBEDDINGS = ("Embedding", "QuantizedEmbedding")
 #: Tokens of one forward pass.
 STEP = 512
 
@@ -56,10 +64,9 @@ def prefill(
         VkvError: ``tokens`` are no token ids (I2), or ``checkpoints`` does not fit them.
     """
     ids = list(memoryview(identity.token_bytes(tokens)).cast("I"))
-    if not ids:
-        raise CacheError("an empty prompt: there is nothing to compute", rule="L8")
+    _check(model, ids, step)
     caches = _fresh(model, cache)
-    ends = _message_ends(ids, messages, tokenizer) if checkpoints == "messages" else []
+    ends = _message_ends(ids, messages, tokenizer) if _at_messages(checkpoints) else []
     stops = boundaries(checkpoints, len(ids), ends)
     taken: list[Checkpoint] = []
     done = 0
@@ -72,19 +79,40 @@ def prefill(
             if progress is not None:
                 progress(done, len(ids))
         if done < len(ids):
-            taken.append(take(caches, done, message=done in ends))
+            taken.append(take(caches, done, message=done in ends, ids=ids))
     kept = [c for c in taken if c.layers]
     return Prompt(CheckpointedCache(caches, kept), ids)
 
 
 def _fresh(model: Any, cache: list[Any] | None) -> list[Any]:
-    if cache is None:
-        from mlx_lm.models.cache import make_prompt_cache
+    """Return caches to fill: new ones, or those given, if they are empty and as many."""
+    from mlx_lm.models.cache import make_prompt_cache
 
-        return list(make_prompt_cache(model))
-    if any(live.offsets(cache)) or checkpoints_of(cache):
+    made = list(make_prompt_cache(model))
+    if cache is None:
+        return made
+    if len(cache) != len(made):
+        raise CacheError(f"{len(cache)} caches, the model takes {len(made)}", rule="L7")
+    if checkpoints_of(cache) or not all(leaf.empty() for _, leaf in leaves(cache)):
         raise CacheError("the cache holds tokens already, expected an empty one", rule="L8")
     return cache
+
+
+def _check(model: Any, ids: list[int], step: int) -> None:
+    """Refuse what would end in MLX, or read past the embeddings."""
+    if not ids:
+        raise CacheError("an empty prompt: there is nothing to compute", rule="L8")
+    if type(step) is not int or step < 1:
+        raise VkvError(f"step is {step!r}, expected a whole number above 0")
+    if not hasattr(model, "modules"):
+        found = type(model).__name__
+        raise VkvError(f"model is a {found}, expected a model as mlx_lm.load gives it")
+    tables = [m for m in model.modules() if type(m).__name__ in EMBEDDINGS]
+    rows = max((m.weight.shape[0] for m in tables), default=0)
+    if rows and max(ids) >= rows:
+        raise VkvError(
+            f"token id {max(ids)}, the model has {rows} embeddings", rule="I2", at="tokens"
+        )
 
 
 def boundaries(checkpoints: Checkpoints, count: int, ends: Sequence[int] = ()) -> list[int]:
@@ -95,8 +123,8 @@ def boundaries(checkpoints: Checkpoints, count: int, ends: Sequence[int] = ()) -
     """
     if checkpoints is None:
         return []
-    if checkpoints == "messages":
-        asked = list(ends)
+    if _at_messages(checkpoints):
+        asked = list(ends)[-(MAX_CHECKPOINTS - 1) :]
     elif type(checkpoints) is int and checkpoints > 0:
         asked = list(range(checkpoints, count, checkpoints))
     elif isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str):
@@ -107,7 +135,14 @@ def boundaries(checkpoints: Checkpoints, count: int, ends: Sequence[int] = ()) -
         )
     if bad := [n for n in asked if type(n) is not int or not 1 <= n <= count]:
         raise VkvError(f"a checkpoint at {bad[0]!r}, expected a number from 1 to {count}")
-    return sorted({*(n for n in asked if n < count), *([count - 1] if count > 1 else [])})
+    stops = sorted({*(n for n in asked if n < count), *([count - 1] if count > 1 else [])})
+    if len(stops) > MAX_CHECKPOINTS:
+        raise VkvError(f"{len(stops)} checkpoints, a file holds {MAX_CHECKPOINTS}; ask for fewer")
+    return stops
+
+
+def _at_messages(checkpoints: Checkpoints) -> bool:
+    return isinstance(checkpoints, str) and checkpoints == "messages"
 
 
 def _message_ends(

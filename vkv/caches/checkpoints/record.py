@@ -17,6 +17,7 @@ import mlx.core as mx
 from vkv.caches.kinds import live
 from vkv.caches.kinds.adapter import Snapshot, Value
 from vkv.errors import CacheError
+from vkv.identity.tokens import of_tokens
 
 #: Place of a cache among the layers: its index, then those inside lists.
 Path = tuple[int, ...]
@@ -29,12 +30,21 @@ class Checkpoint:
     Attributes:
         tokens: How many.
         layers: Of each cache that lets go of tokens, by its path: what it held.
-        message: It stands at the end of a message; such ones are dropped last.
+        message: It stands at the end of a message.
+        digest: BLAKE3 of the ids of those tokens, where they are known: what was cut and
+            grew otherwise since then has no use for it.
     """
 
     tokens: int
     layers: Mapping[Path, Snapshot] = field(repr=False)
     message: bool = False
+    digest: bytes | None = None
+
+    def fits(self, ids: Sequence[int]) -> bool:
+        """Return whether it belongs to a prompt with these leading ids."""
+        if len(ids) < self.tokens:
+            return False
+        return self.digest is None or self.digest == of_tokens(ids[: self.tokens])
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +78,12 @@ def checkpoints_of(caches: Sequence[Any]) -> tuple[Checkpoint, ...]:
     return caches.checkpoints if isinstance(caches, CheckpointedCache) else ()
 
 
+def keep_fitting(caches: Sequence[Any], ids: Sequence[int]) -> None:
+    """Drop the checkpoints that do not belong to the ids in the caches."""
+    if isinstance(caches, CheckpointedCache):
+        caches.checkpoints = tuple(c for c in caches.checkpoints if c.fits(ids))
+
+
 def leaves(caches: Sequence[Any], at: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield every cache that holds no others, with its path."""
     for i, cache in enumerate(caches):
@@ -78,17 +94,30 @@ def leaves(caches: Sequence[Any], at: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield (*at, i), cache
 
 
-def take(caches: Sequence[Any], tokens: int, *, message: bool = False) -> Checkpoint:
+def take(
+    caches: Sequence[Any],
+    tokens: int,
+    *,
+    message: bool = False,
+    ids: Sequence[int] | None = None,
+) -> Checkpoint:
     """Take a checkpoint of caches that hold ``tokens`` tokens.
 
     Of a ring only the rows that a later token can see are kept.
+
+    Args:
+        caches: One per layer.
+        tokens: How many they hold.
+        message: They end with a message.
+        ids: The ids of the tokens, where they are known.
     """
     layers = {
         path: _owned(live.visible(live.snapshot(cache)))
         for path, cache in leaves(caches)
         if live.lets_go(cache)
     }
-    return Checkpoint(tokens, layers, message)
+    digest = None if ids is None else of_tokens(ids[:tokens])
+    return Checkpoint(tokens, layers, message, digest)
 
 
 def _owned(taken: Snapshot) -> Snapshot:
@@ -145,8 +174,9 @@ def go_back(caches: Sequence[Any], tokens: int, held: int) -> None:
     }
     others = [cache for path, cache in leaves(caches) if path not in replaced]
     live.cut(others if replaced else caches, tokens, held)
-    for path, cache in replaced.items():
-        _put(caches, path, cache)
+    for path, cache in leaves(caches):
+        if path in replaced:
+            _become(cache, replaced[path])
     if isinstance(caches, CheckpointedCache):
         caches.checkpoints = tuple(c for c in caches.checkpoints if c.tokens <= tokens)
 
@@ -166,13 +196,7 @@ def restore(taken: Snapshot) -> Any:
     return live.make(taken.kind, dict(taken.scalars), loaded)
 
 
-def _put(caches: Any, path: Path, cache: Any) -> None:
-    """Replace the cache at ``path``, which may stand in a CacheList."""
-    first, *rest = path
-    if not rest:
-        caches[first] = cache
-        return
-    outer = caches[first]
-    inner = list(outer.caches)
-    _put(inner, tuple(rest), cache)
-    outer.caches = type(outer.caches)(inner)
+def _become(cache: Any, other: Any) -> None:
+    """Give a cache the state of another of its class, so that whoever holds it goes back too."""
+    vars(cache).clear()
+    vars(cache).update(vars(other))

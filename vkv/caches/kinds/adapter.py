@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from vkv.caches.encoded import EncodedRun
 from vkv.caches.provenance import Provenance
-from vkv.codecs.protocol import NAMES
+from vkv.codecs.protocol import DTYPES, NAMES
 from vkv.errors import CacheError
 from vkv.format.kinds import Kind
 
@@ -38,6 +38,14 @@ class Value:
     x: mx.array | None = None
     encoded: tuple[EncodedRun, ...] = ()
     tokens: bool = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the dtype by its name: MLX's cannot be pickled."""
+        return _value, (self.shape, NAMES[self.dtype], self.x, self.encoded, self.tokens)
+
+
+def _value(shape: tuple[int, ...], dtype: str, *rest: Any) -> Value:
+    return Value(shape, DTYPES[dtype], *rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@ from vkv.arrays.deferred import DeferredVerification
 from vkv.caches.checkpoints.record import Checkpoint, CheckpointedCache
 from vkv.caches.kinds.adapter import Snapshot, Value
 from vkv.caches.loading.decode import decode
+from vkv.caches.provenance import Provenance, loaded_file
 from vkv.format.layers import place
 from vkv.format.schema import Layer
+from vkv.identity.tokens import of_tokens
 
 
 def with_checkpoints(
@@ -32,6 +34,7 @@ def stored_checkpoints(
     Raises:
         VkvError: A tensor is damaged, or its codec is unknown.
     """
+    ids = file.document.tokens()
     return [
         Checkpoint(
             stored.tokens,
@@ -40,6 +43,7 @@ def stored_checkpoints(
                 for path, layer in stored.layers.items()
             },
             stored.message,
+            None if ids is None else of_tokens(ids[: stored.tokens]),
         )
         for i, stored in enumerate(file.header.checkpoints)
     ]
@@ -54,4 +58,6 @@ def _snapshot(
         counts = any(segment.tokens is not None for segment in tensor.segments)
         values[name] = Value(x.shape, x.dtype, x, tokens=counts)
     mx.eval([value.x for value in values.values()])
-    return Snapshot(layer.kind, dict(layer.scalars), values)
+    known = loaded_file(file)
+    source = None if known is None else Provenance(known, at)
+    return Snapshot(layer.kind, dict(layer.scalars), values, provenance=source)

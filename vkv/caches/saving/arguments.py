@@ -21,7 +21,7 @@ def caches_and_tokens(cache: Any, tokens: Any) -> tuple[list[Any], Any]:
         CacheError: Neither of them, or no cache at all (L1).
     """
     if isinstance(cache, Prompt):
-        return caches_and_tokens(cache.cache, cache.tokens if tokens is None else tokens)
+        return caches_and_tokens(cache.cache, cache.settled() if tokens is None else tokens)
     if not isinstance(cache, Sequence) or isinstance(cache, str | bytes):
         found = type(cache).__name__
         raise CacheError(

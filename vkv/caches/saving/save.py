@@ -128,7 +128,9 @@ def save(
     )
     with ExitStack() as stack:
         if not reencode:
-            sources = stack.enter_context(reopened(_provenances(snapshots)))
+            sources = stack.enter_context(
+                reopened(_provenances([*snapshots, *(s for c in kept for s in c.layers.values())]))
+            )
             tables = _external_tables(sources)
             request = replace(request, sources=sources, known_tables=tables)
         attachment = attached(basis, request.codecs.both(), owner, ropes)

@@ -65,6 +65,9 @@ def write(
         progress: Called with (bytes done, bytes in all).
     """
     ids = None if tokens is None else identity.token_bytes(tokens)
+    if ids is not None:
+        known = list(memoryview(ids).cast("I"))
+        checkpoints = [c for c in checkpoints if c.tokens < len(known) and c.fits(known)]
     fixed = _fixed(head, request, ids)
     contents = encoded_contents(request, snapshots, fixed, tables, checkpoints)
     if ids is not None:
