@@ -12,9 +12,11 @@ from mlx_lm.models.cache import (
     ConcatenateKVCache,
     KVCache,
     RotatingKVCache,
+    make_prompt_cache,
 )
 
 import vkv
+from fixtures.models import tiny
 from vkv.errors import CacheError, VkvError
 
 
@@ -131,3 +133,41 @@ def test_a_chunk_is_not_trimmed_past_its_front(tmp_path):
     prompt = loaded(tmp_path, cache, tokens=cache.offset)
     with pytest.raises(CacheError, match="a ChunkedKVCache can be cut to 4 tokens or more"):
         prompt.resume([90, 91], at_least=0)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "falcon_h1"])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_step_that_was_interrupted_in_a_hybrid_is_refused(name, layer, tmp_path):
+    """State of the layers before has moved on, that behind has not; nothing counts it."""
+    model = tiny.MODELS[name]()
+    layers = model.model.layers
+    layer = min(layer, len(layers) - 1)
+    ids = list(range(1, 40))
+    prompt = vkv.Prompt(make_prompt_cache(model), [])
+    mx.eval(model(mx.array([prompt.resume(ids)]), cache=prompt.cache))
+    prompt.extend([])
+    rest = prompt.resume([*ids, 5, 6])
+
+    class Broken:
+        def __getattr__(self, name):
+            return getattr(layers[layer], name)
+
+        def __call__(self, *args, **kwargs):
+            raise KeyboardInterrupt
+
+    whole = list(layers)
+    model.model.layers = [*whole[:layer], Broken(), *whole[layer + 1 :]]
+    with pytest.raises(KeyboardInterrupt):
+        model(mx.array([rest]), cache=prompt.cache)
+    model.model.layers = whole
+    if layer == 0:  # no layer has seen the step
+        assert prompt.resume([*ids, 5, 6]) == [5, 6]
+        return
+    for use in (
+        lambda: prompt.resume([*ids, 5, 6, 7]),
+        lambda: prompt.extend([]),
+        lambda: vkv.save(tmp_path / "a.vkv", prompt, model=model),
+    ):
+        with pytest.raises(CacheError, match=r"a step was interrupted|would be recorded"):
+            use()
+    assert not (tmp_path / "a.vkv").exists()

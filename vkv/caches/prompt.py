@@ -8,6 +8,7 @@ from typing import Any
 from vkv import identity
 from vkv.caches import chat
 from vkv.caches.checkpoints.record import go_back, keep_fitting, reachable
+from vkv.caches.interrupted import is_interrupted, states
 from vkv.caches.kinds.live import offsets
 from vkv.errors import CacheError
 from vkv.format.info import Info
@@ -40,6 +41,7 @@ class Prompt:
         self._ids = None if tokens is None else list(tokens)
         self._computed = 0 if tokens is None else len(tokens)
         self._unused = _zeros(offsets(cache))
+        self._states = states(cache)
 
     def __repr__(self) -> str:
         recorded = "no token ids" if self._ids is None else f"{len(self.tokens or [])} token ids"
@@ -113,6 +115,7 @@ class Prompt:
             keep = keep if back is None else back
         self._cut(keep, len(known))
         self._ids, self._computed = ids, keep
+        self._states = states(self.cache)
         return ids[keep:]
 
     def extend(self, tokens: Any) -> None:
@@ -126,6 +129,7 @@ class Prompt:
             CacheError: The cache holds more or fewer tokens than are recorded then (L8).
             VkvError: ``tokens`` are no token ids (I2).
         """
+        self._check_whole()
         ids, lengths = (self._ids or []) + _ids(tokens), offsets(self.cache)
         filled = {n for n in lengths if n} or set(lengths)
         if filled - {len(ids)}:
@@ -137,6 +141,7 @@ class Prompt:
             )
         self._unused = _zeros(lengths)
         self._ids, self._computed = ids, len(ids)
+        self._states = states(self.cache)
 
     def turn(self, tokenizer: Any, text: str, *, plain: bool = False, **options: Any) -> list[int]:
         """Fit the cache to one more message and return the ids still to be computed.
@@ -217,6 +222,8 @@ class Prompt:
             # After a fault a cache that does not count its tokens holds nobody knows how many.
             if whole or self.length is not None:
                 self._computed = len(self._ids)
+            if whole:
+                self._states = states(self.cache)
 
     def _lengths(self) -> list[int]:
         return [n for i, n in enumerate(offsets(self.cache)) if i not in self._unused]
@@ -237,6 +244,7 @@ class Prompt:
                 "`vkv convert --model … --prompt …` adds them",
                 rule="L8",
             )
+        self._check_whole()
         if self.length is None and self._computed < len(self._ids):
             raise CacheError(
                 f"this cache does not count its tokens, and {len(self._ids) - self._computed} ids "
@@ -244,6 +252,16 @@ class Prompt:
                 rule="L8",
             )
         return self.tokens or []
+
+    def _check_whole(self) -> None:
+        """Refuse caches of which some took part in a step and others did not (L8)."""
+        grown = None if self.length is None else self.length > self._computed
+        if is_interrupted(self._states, states(self.cache), grown):
+            raise CacheError(
+                "a step was interrupted: some layers hold its tokens and others do not, and "
+                "recurrent state cannot go back; load the prompt again, or compute it anew",
+                rule="L8",
+            )
 
     def _cut(self, keep: int, known: int) -> None:
         held = max(self._lengths(), default=known)
