@@ -94,7 +94,9 @@ def test_a_load_packs_what_a_fresh_cache_would(name, tmp_path):
     assert classes(fresh) == names
     token = mx.array([[5]])
     want = model(token, cache=plain.cache)
-    assert mx.allclose(model(token, cache=prompt.cache), want, rtol=1e-4, atol=1e-4)
+    assert mx.allclose(
+        model(token, cache=prompt.cache), want, rtol=2e-3, atol=2e-3
+    )  # attends to codes
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v32"])

@@ -25,6 +25,7 @@ FILES = {
     "identity": "raw-identity",
     "empty": "raw-kv-empty",
     "table": "table-shared",
+    "lossless": "lossless-by-hand",
 }
 #: Fast tests flip one bit in so many, a prime.
 STEP = 211

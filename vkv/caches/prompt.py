@@ -41,7 +41,7 @@ class Prompt:
         self._ids = None if tokens is None else list(tokens)
         self._computed = 0 if tokens is None else len(tokens)
         self._unused = _zeros(offsets(cache))
-        self._states = states(cache)
+        self._mark()
 
     def __repr__(self) -> str:
         recorded = "no token ids" if self._ids is None else f"{len(self.tokens or [])} token ids"
@@ -115,7 +115,7 @@ class Prompt:
             keep = keep if back is None else back
         self._cut(keep, len(known))
         self._ids, self._computed = ids, keep
-        self._states = states(self.cache)
+        self._mark()
         return ids[keep:]
 
     def extend(self, tokens: Any) -> None:
@@ -141,7 +141,7 @@ class Prompt:
             )
         self._unused = _zeros(lengths)
         self._ids, self._computed = ids, len(ids)
-        self._states = states(self.cache)
+        self._mark()
 
     def turn(self, tokenizer: Any, text: str, *, plain: bool = False, **options: Any) -> list[int]:
         """Fit the cache to one more message and return the ids still to be computed.
@@ -223,7 +223,7 @@ class Prompt:
             if whole or self.length is not None:
                 self._computed = len(self._ids)
             if whole:
-                self._states = states(self.cache)
+                self._mark()
 
     def _lengths(self) -> list[int]:
         return [n for i, n in enumerate(offsets(self.cache)) if i not in self._unused]
@@ -253,9 +253,14 @@ class Prompt:
             )
         return self.tokens or []
 
+    def _mark(self) -> None:
+        """Remember the caches as they are before the next step."""
+        self._states, self._marked_length = states(self.cache), self.length
+
     def _check_whole(self) -> None:
         """Refuse caches of which some took part in a step and others did not (L8)."""
-        grown = None if self.length is None else self.length > self._computed
+        before, now = self._marked_length, self.length
+        grown = None if before is None or now is None else now > before
         if is_interrupted(self._states, states(self.cache), grown):
             raise CacheError(
                 "a step was interrupted: some layers hold its tokens and others do not, and "
