@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +20,8 @@ IDS = [(7 * i * i + 3 * i) % tiny.VOCAB for i in range(120)]
 STEP = 16
 #: Models with a cache that lets go of tokens.
 FORGETFUL = ["gemma3_text", "llama4", "lfm2", "qwen3_next", "falcon_h1", "mamba2"]
+
+LETS_GO = version("mlx-lm") >= "0.32"
 
 every_model = pytest.mark.parametrize("name", FORGETFUL)
 
@@ -47,6 +50,8 @@ def test_back_to_the_nearest_checkpoint(name, shared, reused):
     now = prompt(model)
     ids = [*IDS[:shared], 5, 6, 7][: 119 if shared == 120 else None] + [8] * (shared == 120)
     rest = now.resume(ids)
+    exact = name == "llama4" and not LETS_GO  # mlx-lm 0.31 keeps the front of its chunks
+    reused = min(shared, len(ids) - 1) if exact else reused
     assert len(ids) - len(rest) == reused
     assert now.tokens == ids[:reused]
     got = last_logits(model, rest, now.cache)

@@ -37,17 +37,14 @@ class Route:
     """What is known of the model that uses the caches of one prompt.
 
     Attributes:
-        seen: Code that called ``update_and_fetch`` and then passed arrays on as they were,
-            with whether it was for one token.
         note: Why rows are decoded for attention, or ``None``.
     """
 
     def __init__(self) -> None:
-        self.seen = set[tuple[CodeType, bool]]()
         self.note: str | None = None
 
     def __reduce__(self) -> tuple[type[Route], tuple[()]]:
-        """Copies and pickles begin anew: code is not pickled."""
+        """Copies and pickles begin anew."""
         return Route, ()
 
 
@@ -83,6 +80,9 @@ class Attention:
         self.route = route or Route()
         self._layer = Layer()
         self._offered: _Offer | None = None
+        # Code that called ``update_and_fetch`` of this cache and then passed arrays on as they
+        # were, with whether it was for one token. Layers of one model may attend differently.
+        self._seen = set[tuple[CodeType, bool]]()
 
     def __reduce__(self) -> tuple[type[Attention], tuple[Route]]:
         """Copies and pickles keep no kernels."""
@@ -105,7 +105,7 @@ class Attention:
         if not self._layer.takes(keys, values, length):
             return decode()
         rows, way = Pending(self._layer, keys, values, decode), (caller, length == 1)
-        if way in self.route.seen:
+        if way in self._seen:
             return rows, rows
         arrays = decode()
         self._offered = _Offer(ref(arrays[0]), ref(arrays[1]), rows, way)
@@ -121,7 +121,7 @@ class Attention:
         elif keys is not offered.keys() or values is not offered.values():
             self._note("the model changes them on their way")
         else:
-            self.route.seen.add(offered.way)
+            self._seen.add(offered.way)
             return offered.rows
         return None
 
