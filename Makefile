@@ -55,6 +55,7 @@ matrix: $(VENV)/.done
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: --dest build/matrix mlx-lm
 	tar xzf build/matrix/mlx_lm-*.tar.gz -C build/matrix
 	$(RUN) $(BIN)/python -m tests.matrix build/matrix
+	$(RUN) $(BIN)/python -m tests.matrix.prompt_cache build/matrix
 
 demo: $(VENV)/.done
 	$(RUN) $(BIN)/vkv demo
