@@ -108,6 +108,7 @@ def test_a_stopped_server_answers_those_who_wait(run_server):
         ]
         while len(server._http.underway) < 3:
             pass
-    for client in waiting:
-        answer = receive(client)
-        assert b" 503 " in answer.splitlines()[0] or b"being stopped" in answer
+    for answer in [receive(client) for client in waiting]:
+        stopped = b" 503 " in answer.splitlines()[0] or b"being stopped" in answer
+        # A fast machine may be done with all tokens before the time to stop is over.
+        assert stopped or b'"finish_reason": "length"' in answer
