@@ -147,9 +147,8 @@ def reachable(caches: Sequence[Any], tokens: int) -> int | None:
 
     if fits(tokens, {}):
         return tokens
-    targets = [c.tokens for c in checkpoints_of(caches) if c.tokens <= tokens]
-    fitting = (c.tokens for c in checkpoints_of(caches) if fits(c.tokens, c.layers))
-    return max((t for t in fitting if t in targets), default=None)
+    earlier = (c for c in checkpoints_of(caches) if c.tokens <= tokens)
+    return max((c.tokens for c in earlier if fits(c.tokens, c.layers)), default=None)
 
 
 def go_back(caches: Sequence[Any], tokens: int, held: int) -> None:
