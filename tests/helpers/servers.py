@@ -135,8 +135,15 @@ def web(**options: object) -> Iterator[Web]:
 
 @contextmanager
 def s3() -> Iterator[str]:
-    """The URL of an S3 that keeps its objects in memory; the environment is made to point there."""
+    """Run an S3 that keeps its objects in memory, and yield its URL.
+
+    The environment points there meanwhile. s3fs reuses the connections it made in this process,
+    also those to a server that is gone, so it forgets them first.
+    """
     from moto.server import ThreadedMotoServer
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()
 
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -110,5 +111,5 @@ def test_a_stopped_server_answers_those_who_wait(run_server):
             pass
     for answer in [receive(client) for client in waiting]:
         stopped = b" 503 " in answer.splitlines()[0] or b"being stopped" in answer
-        # A fast machine may be done with all tokens before the time to stop is over.
-        assert stopped or b'"finish_reason": "length"' in answer
+        # A fast machine may be done with all tokens, or a sample be the last token, before that.
+        assert stopped or re.search(rb'"finish_reason": "(length|stop)"', answer)
