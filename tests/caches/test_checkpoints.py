@@ -189,6 +189,93 @@ def test_they_can_be_left_out(tmp_path):
     assert "checkpoints" not in info.header.needs
 
 
+@every_model
+@pytest.mark.parametrize(("at", "expected"), [(30, 30), (89, 60), (119, 119), (500, 120)])
+def test_loaded_at_the_nearest_point(name, at, expected, tmp_path):
+    model = tiny.MODELS[name]()
+    vkv.save(tmp_path / "a.vkv", prompt(model), model=model)
+    loaded = vkv.load(tmp_path / "a.vkv", model=model, at=at)
+    if name == "llama4" and not LETS_GO:  # nothing has left its chunks: it can be cut anywhere
+        expected = min(at, 120)
+    assert loaded.tokens == IDS[:expected]
+    assert loaded.length in (None, expected)
+    assert bool(loaded.notes) == (at != expected)
+    got = last_logits(model, [1, 2], loaded.cache)
+    assert mx.allclose(got, fresh_logits(model, [*IDS[:expected], 1, 2], [1, 2]), atol=2e-6)
+
+
+def test_a_cache_that_can_be_cut_is_loaded_at_any_number(tmp_path):
+    model = tiny.llama()
+    vkv.save(tmp_path / "a.vkv", prompt(model), model=model)
+    assert vkv.load(tmp_path / "a.vkv", model=model, at=77).tokens == IDS[:77]
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [(29, "no point at or before 29 tokens to go back to; checkpoints: 30, 60, 90, 119; the end"),
+     (0, "0 tokens to go back to"), (-1, "-1 tokens"), (True, "True tokens"), (1.5, "1.5 tokens")],
+)  # fmt: skip
+def test_no_such_point(at, message, tmp_path):
+    model = tiny.MODELS["lfm2"]()
+    vkv.save(tmp_path / "a.vkv", prompt(model), model=model)
+    with pytest.raises(VkvError, match=message):
+        vkv.load(tmp_path / "a.vkv", model=model, at=at)
+
+
+def broken_step(model: Any, rest: list[int], cache: list[Any], layer: int = 1) -> None:
+    """Compute a step that ends before a layer, as Ctrl-C does."""
+    whole = list(model.model.layers)
+
+    class Broken:
+        def __getattr__(self, name):
+            return getattr(whole[layer], name)
+
+        def __call__(self, *args, **kwargs):
+            raise KeyboardInterrupt
+
+    model.model.layers = [*whole[:layer], Broken(), *whole[layer + 1 :]]
+    with pytest.raises(KeyboardInterrupt):
+        model(mx.array([rest]), cache=cache)
+    model.model.layers = whole
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "falcon_h1"])
+@pytest.mark.parametrize("checkpoints", [None, (30, 60)])
+def test_a_later_step_that_was_interrupted_is_noticed(name, checkpoints, tmp_path):
+    """Every layer took part in the first step of the rest, some in the second."""
+    model = tiny.MODELS[name]()
+    now = prompt(model, checkpoints)
+    ids = [*IDS, *range(1, 33)]
+    rest = now.resume(ids)
+    run(model, rest[:16], now.cache)
+    broken_step(model, rest[16:], now.cache)
+    for use in (
+        lambda: now.extend([]),
+        lambda: vkv.save(tmp_path / "a.vkv", now, model=model),
+        lambda: now.turn(tiny.tokenizer(), "And?"),
+    ):
+        with pytest.raises(CacheError, match=r"interrupted|were to be computed|would be recorded"):
+            use()
+    if checkpoints is None:
+        with pytest.raises(CacheError, match=r"vkv\.prefill\(model, tokens, checkpoints=…\)"):
+            now.resume(ids)
+        return
+    rest = now.resume(ids)
+    assert len(rest) == len(ids) - 119
+    want = fresh_logits(model, ids, rest)
+    assert mx.allclose(last_logits(model, rest, now.cache), want, atol=2e-6)
+
+
+def test_a_ring_after_an_interrupted_step_says_the_way_out():
+    model = tiny.MODELS["gemma3_text"]()
+    now = prompt(model, None)
+    rest = now.resume([*IDS, *range(1, 33)])
+    run(model, rest[:16], now.cache)
+    broken_step(model, rest[16:], now.cache)
+    with pytest.raises(CacheError, match=r"or compute it with vkv\.prefill\(model, tokens, check"):
+        now.resume([*IDS, *range(1, 33)])
+
+
 def test_inline_keeps_them(tmp_path):
     model = tiny.MODELS["lfm2"]()
     first = prompt(model)

@@ -7,6 +7,7 @@ another array after each step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from vkv.caches.checkpoints.record import Path, leaves
@@ -25,18 +26,37 @@ def states(caches: Sequence[Any]) -> States:
     }
 
 
-def is_interrupted(before: States, after: States, grown: bool | None) -> bool:
-    """Return whether some layers took part in a step and others did not.
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Remember caches as they are before the next step.
 
-    Args:
-        before: The states when the step was asked for.
-        after: The states now.
-        grown: The layers that count tokens have more than then; ``None`` if there are none.
-            With the states this tells of a step that ended between both.
+    Attributes:
+        states: The arrays that recurrent state consists of.
+        length: Tokens that every layer holds; ``None`` if no layer counts them.
+        planned: Tokens that they are to hold once all steps are done; ``None`` if unknown.
     """
-    moved = {
-        any(old is not new for old, new in zip(before[path], after[path], strict=True))
-        for path in before.keys() & after.keys()
-        if any(x is not None for x in (*before[path], *after[path]))
-    }
-    return len(moved | ({grown} - {None})) > 1
+
+    states: States = field(repr=False)
+    length: int | None
+    planned: int | None
+
+    def is_interrupted(self, caches: Sequence[Any], length: int | None) -> bool:
+        """Return whether some layers may have taken part in a step and others not.
+
+        Between the steps of one prompt, recurrent state tells of no step but the first. So
+        state that moved while tokens are still to be computed counts as interrupted.
+
+        Args:
+            caches: As they are now.
+            length: Tokens that every layer holds now.
+        """
+        now = states(caches)
+        moved = {
+            any(old is not new for old, new in zip(self.states[path], now[path], strict=True))
+            for path in self.states.keys() & now.keys()
+            if any(x is not None for x in (*self.states[path], *now[path]))
+        }
+        if self.length is None or length is None:
+            return len(moved) > 1
+        unfinished = self.planned is not None and length < self.planned
+        return len(moved | {length > self.length}) > 1 or (unfinished and True in moved)

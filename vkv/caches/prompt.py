@@ -6,10 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vkv import identity
-from vkv.caches import chat
-from vkv.caches.checkpoints.record import go_back, keep_fitting, reachable
-from vkv.caches.interrupted import is_interrupted, states
-from vkv.caches.kinds.live import offsets
+from vkv.caches import chat, prompt_errors
+from vkv.caches.checkpoints.record import (
+    check_point,
+    checkpoints_of,
+    go_back,
+    keep_fitting,
+    reachable,
+)
+from vkv.caches.interrupted import Mark, states
+from vkv.caches.kinds.live import offsets, sequences, unused
 from vkv.errors import CacheError
 from vkv.format.info import Info
 
@@ -40,7 +46,7 @@ class Prompt:
         self.cache, self._info, self.notes = cache, info, list(notes)
         self._ids = None if tokens is None else list(tokens)
         self._computed = 0 if tokens is None else len(tokens)
-        self._unused = _zeros(offsets(cache))
+        self._unused = unused(offsets(cache))
         self._mark()
 
     def __repr__(self) -> str:
@@ -98,25 +104,50 @@ class Prompt:
                 layer cannot go back so far (recurrent, or a ring that has wrapped) (L8).
             VkvError: ``tokens`` are no token ids (I2).
         """
-        known, ids = self._known(), _ids(tokens)
+        trouble, known, ids = self._trouble(), self._recorded(), _ids(tokens)
         if not ids:
             raise CacheError("an empty prompt: there is nothing to compute", rule="L8")
         shared = identity.common_prefix(known, ids)
         if shared < at_least and (known or self.length):
-            raise CacheError(
-                f"the prompt shares {shared} leading tokens with the {len(known)} in the cache, "
-                f"expected {at_least} or more; resume(tokens, at_least=0) drops them",
-                rule="L8",
-            )
+            raise prompt_errors.unrelated(shared, len(known), at_least)
         keep = min(shared, len(ids) - 1)
         keep_fitting(self.cache, known)
-        if not exact and keep < max(self._lengths(), default=len(known)):
+        back = None
+        if not exact and (trouble or keep < max(self._lengths(), default=len(known))):
             back = reachable(self.cache, keep)
-            keep = keep if back is None else back
+        if trouble is not None and back is None:
+            raise trouble
+        keep = keep if back is None else back
         self._cut(keep, len(known))
         self._ids, self._computed = ids, keep
         self._mark()
         return ids[keep:]
+
+    def rewind(self, tokens: int) -> int:
+        """Go back in place: to so many tokens, or to the last checkpoint before.
+
+        Args:
+            tokens: How many; more than the cache holds leave it as it is.
+
+        Returns:
+            How many tokens the cache holds then.
+
+        Raises:
+            CacheError: There is no such point, or nothing counts the tokens (L8).
+            VkvError: ``tokens`` is no whole number above 0.
+        """
+        check_point(tokens)
+        held = self.length if self._ids is None else len(self._known())
+        if held is None:
+            raise prompt_errors.no_ids()
+        back = held if tokens >= held else reachable(self.cache, tokens)
+        if back is None:
+            points = [c.tokens for c in checkpoints_of(self.cache)]
+            raise prompt_errors.no_point(tokens, points, held)
+        self._cut(back, held)
+        self._ids, self._computed = self._ids and self._ids[:back], back
+        self._mark()
+        return back
 
     def extend(self, tokens: Any) -> None:
         """Record ids that were computed into the cache since ``resume``, ``turn`` or ``load``.
@@ -129,17 +160,13 @@ class Prompt:
             CacheError: The cache holds more or fewer tokens than are recorded then (L8).
             VkvError: ``tokens`` are no token ids (I2).
         """
-        self._check_whole()
+        if self._marked.is_interrupted(self.cache, self.length):
+            raise prompt_errors.interrupted()
         ids, lengths = (self._ids or []) + _ids(tokens), offsets(self.cache)
         filled = {n for n in lengths if n} or set(lengths)
         if filled - {len(ids)}:
-            numbers = " or ".join(map(str, sorted(filled)))
-            raise CacheError(
-                f"the cache holds {numbers} tokens, {len(ids)} would be recorded: expected "
-                "exactly the ids that were computed",
-                rule="L8",
-            )
-        self._unused = _zeros(lengths)
+            raise prompt_errors.miscounted(filled, len(ids))
+        self._unused = unused(lengths)
         self._ids, self._computed = ids, len(ids)
         self._mark()
 
@@ -163,13 +190,9 @@ class Prompt:
         """
         known = self._known()
         if self.length not in (None, len(known)):
-            raise CacheError(
-                f"the cache holds {self.length} tokens, {len(known)} are recorded; give the ids "
-                "that the model generated to extend()",
-                rule="L8",
-            )
-        if (sequences := max(map(_sequences, self.cache), default=1)) > 1:
-            raise CacheError(f"{sequences} sequences, a chat goes on from one", rule="L8")
+            raise prompt_errors.unextended(self.length, len(known))
+        if (batch := max(map(sequences, self.cache), default=1)) > 1:
+            raise CacheError(f"{batch} sequences, a chat goes on from one", rule="L8")
         joined, appended = chat.continued(tokenizer, known, text, plain=plain, **options)
         if joined is not None:
             try:
@@ -236,37 +259,30 @@ class Prompt:
         """
         return None if self._ids is None else self._known()
 
-    def _known(self) -> list[int]:
+    def _recorded(self) -> list[int]:
         """Return the recorded ids that the cache holds (L8)."""
-        if self._ids is None:
-            raise CacheError(
-                "the file holds no token ids, so no prompt can go on from it; "
-                "`vkv convert --model … --prompt …` adds them",
-                rule="L8",
-            )
-        self._check_whole()
-        if self.length is None and self._computed < len(self._ids):
-            raise CacheError(
-                f"this cache does not count its tokens, and {len(self._ids) - self._computed} ids "
-                "were to be computed; once they are, give those generated since to extend()",
-                rule="L8",
-            )
-        return self.tokens or []
+        if (ids := self.tokens) is None:
+            raise prompt_errors.no_ids()
+        return ids
+
+    def _known(self) -> list[int]:
+        """Return the recorded ids, if the caches hold exactly what they say (L8)."""
+        ids = self._recorded()
+        if (trouble := self._trouble()) is not None:
+            raise trouble
+        return ids
 
     def _mark(self) -> None:
-        """Remember the caches as they are before the next step."""
-        self._states, self._marked_length = states(self.cache), self.length
+        planned = None if self._ids is None else len(self._ids)
+        self._marked = Mark(states(self.cache), self.length, planned)
 
-    def _check_whole(self) -> None:
-        """Refuse caches of which some took part in a step and others did not (L8)."""
-        before, now = self._marked_length, self.length
-        grown = None if before is None or now is None else now > before
-        if is_interrupted(self._states, states(self.cache), grown):
-            raise CacheError(
-                "a step was interrupted: some layers hold its tokens and others do not, and "
-                "recurrent state cannot go back; load the prompt again, or compute it anew",
-                rule="L8",
-            )
+    def _trouble(self) -> CacheError | None:
+        """Return why it is not known what the caches hold, if it is not (L8)."""
+        ids = self._ids or []
+        if self.length is None and self._computed < len(ids):
+            return prompt_errors.uncounted(len(ids) - self._computed)
+        broken = self._marked.is_interrupted(self.cache, self.length)
+        return prompt_errors.interrupted() if broken else None
 
     def _cut(self, keep: int, known: int) -> None:
         held = max(self._lengths(), default=known)
@@ -282,17 +298,3 @@ class Prompt:
 def _ids(tokens: Any) -> list[int]:
     """Return token ids as plain numbers (I2)."""
     return list(memoryview(identity.token_bytes(tokens)).cast("I"))
-
-
-def _zeros(lengths: list[int]) -> set[int]:
-    """Return which caches stay empty while others fill: some models never use them."""
-    return {i for i, n in enumerate(lengths) if n == 0} if any(lengths) else set()
-
-
-def _sequences(cache: Any) -> int:
-    """Return the number of sequences that a cache holds; 1 where it does not say."""
-    if hasattr(cache, "caches"):
-        return max(map(_sequences, cache.caches), default=1)
-    held = getattr(cache, "keys", None)
-    keys = held[0] if isinstance(held, tuple | list) else held
-    return 1 if keys is None else int(keys.shape[0])

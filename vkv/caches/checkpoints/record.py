@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from vkv.caches.kinds import live
 from vkv.caches.kinds.adapter import Snapshot, Value
-from vkv.errors import CacheError
+from vkv.errors import CacheError, VkvError
 from vkv.identity.tokens import of_tokens
 
 #: Place of a cache among the layers: its index, then those inside lists.
@@ -129,6 +129,12 @@ def _owned(taken: Snapshot) -> Snapshot:
 
 def _contiguous(value: Value) -> Value:
     return value if value.x is None else replace(value, x=mx.contiguous(value.x))
+
+
+def check_point(tokens: Any) -> None:
+    """Refuse what is no number of tokens to go back to."""
+    if type(tokens) is not int or tokens < 1:
+        raise VkvError(f"{tokens!r} tokens to go back to, expected a whole number above 0")
 
 
 def reachable(caches: Sequence[Any], tokens: int) -> int | None:

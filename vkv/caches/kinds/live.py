@@ -182,7 +182,8 @@ def cut(caches: Sequence[Any], tokens: int, held: int) -> None:
             limit = "holds only its present state" if least is None else limit
             raise CacheError(
                 f"cannot drop the last {held - tokens} tokens: a {name} {limit}; "
-                "only the exact prompt, continued, can use this cache",
+                "only the exact prompt, continued, can use this cache; load it again, or compute "
+                "it with vkv.prefill(model, tokens, checkpoints=…) and go back to a checkpoint",
                 rule="L8",
                 at=f"layers[{i}]",
             )
@@ -198,3 +199,17 @@ def _cut(cache: Any, tokens: int) -> None:
     adapter.cut(cache, tokens)
     for child in adapter.children(cache):
         _cut(child, tokens)
+
+
+def sequences(cache: Any) -> int:
+    """Return the number of sequences that a cache holds; 1 where it does not say."""
+    if hasattr(cache, "caches"):
+        return max(map(sequences, cache.caches), default=1)
+    held = getattr(cache, "keys", None)
+    keys = held[0] if isinstance(held, tuple | list) else held
+    return 1 if keys is None else int(keys.shape[0])
+
+
+def unused(lengths: list[int]) -> set[int]:
+    """Return which caches stay empty while others fill: some models never use them."""
+    return {i for i, n in enumerate(lengths) if n == 0} if any(lengths) else set()

@@ -44,6 +44,7 @@ def load(
     live: LiveForm = "dense",
     search_paths: Iterable[SearchPath] | None = None,
     basis: SearchPath | None = None,
+    at: int | None = None,
     force: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
@@ -60,6 +61,9 @@ def load(
         search_paths: Files, and folders of files, where those are found that this one
             depends on; its own folder if not given.
         basis: One more such file: that of ``vkv.train_basis``.
+        at: Go back to the nearest usable point at or before so many tokens: the number itself
+            where every layer can be cut, else a checkpoint. ``Prompt.tokens``, ``length`` and
+            ``notes`` say which it is.
         force: Load in spite of differences, with a warning.
         verify: Check the digest of every tensor that is read.
         progress: Called with (bytes done, bytes in all).
@@ -70,6 +74,7 @@ def load(
     Raises:
         MismatchError: The file belongs to another model or tokenizer (I1).
         MissingFileError: It depends on a file that was not found (H12).
+        CacheError: There is no usable point at or before ``at`` (L8).
         VkvError: The file is damaged, or needs what this build lacks.
         OSError: It cannot be opened.
     """
@@ -77,8 +82,9 @@ def load(
     more = () if basis is None else (basis,)
     with open_file(path, verify=verify, search_paths=search_paths, more=more) as file:
         return load_file(
-            file, model=model, tokenizer=tokenizer, live=live, force=force, progress=progress
-        )
+            file, model=model, tokenizer=tokenizer, live=live, at=at, force=force,
+            progress=progress,
+        )  # fmt: skip
 
 
 def load_file(
@@ -88,6 +94,7 @@ def load_file(
     tokenizer: Any = None,
     live: LiveForm = "dense",
     known: ModelIdentity | None = None,
+    at: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Prompt:
@@ -110,7 +117,10 @@ def load_file(
         cache = _caches(file, LayerProgress(file, progress), deferred, live == "packed")
         cache = with_checkpoints(cache, file, deferred)
     notes = unpacked(cache, sizes=True) if live == "packed" else ()
-    return Prompt(cache, file.document.tokens(), of_document(file.document), notes)
+    prompt = Prompt(cache, file.document.tokens(), of_document(file.document), notes)
+    if at is not None and (back := prompt.rewind(at)) != at:
+        prompt.notes.append(f"at {back} tokens, the nearest usable point to the {at} asked for")
+    return prompt
 
 
 def check_live(live: LiveForm) -> None:
