@@ -36,6 +36,7 @@ $(OLD)/.done: pyproject.toml
 lint: $(VENV)/.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/typos
 
 types: $(VENV)/.done
 	$(BIN)/mypy
