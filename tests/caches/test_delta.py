@@ -276,6 +276,19 @@ def test_a_file_does_not_take_the_place_of_one_it_stands_on(tmp_path, base):
     assert (tmp_path / f"{base}.vkv").read_bytes() == before
 
 
+@pytest.mark.parametrize("reencode", [False, True])
+def test_a_file_that_the_loaded_one_depends_on_is_not_replaced(tmp_path, reencode):
+    chain(tmp_path, "affine:bits=4", turns=2)
+    before = (tmp_path / "0.vkv").read_bytes()
+    prompt = vkv.load(tmp_path / "1.vkv")
+    with pytest.raises(CacheError) as caught:
+        vkv.save(tmp_path / "0.vkv", prompt, codec="affine:bits=8", reencode=reencode)
+    assert caught.value.rule == "L10"
+    assert (tmp_path / "0.vkv").read_bytes() == before
+    vkv.save(tmp_path / "1.vkv", prompt, reencode=reencode)  # no file depends on this one
+    assert vkv.validate(tmp_path / "1.vkv", deep=True).ok
+
+
 def test_a_codebook_alone_is_not_worth_a_second_file(tmp_path):
     cache = chain(tmp_path, "nsnquant:bits=2", turns=1)
     other = vkv.save(tmp_path / "b.vkv", cache, tokens=range(5, 305), codec="nsnquant:bits=2",

@@ -333,6 +333,17 @@ def test_an_incremental_file_holds_what_is_new_and_says_what_it_stands_on(run, m
     assert vkv.validate(tmp_path / "turn.vkv", deep=True).ok
 
 
+def test_what_must_not_be_replaced_is_said_before_anything_is_computed(run, model, tmp_path):
+    chat = saved_chat(run, model, tmp_path / "chat.vkv")
+    go_on(run, model, chat, "--save", tmp_path / "turn.vkv", "--incremental")
+    for source, target, more in (("turn", "chat", []), ("turn", "turn", ["--incremental"])):
+        ran = go_on(run, model, tmp_path / f"{source}.vkv", "--save", tmp_path / f"{target}.vkv",
+                    *more)  # fmt: skip
+        assert (ran.status, ran.out) == (1, "")
+        assert "[L10]" in ran.err
+    assert vkv.validate(tmp_path / "turn.vkv", deep=True).ok
+
+
 def test_an_incremental_file_that_shares_nothing_says_so(run, model, tmp_path):
     chat = saved_chat(run, model, tmp_path / "chat.vkv")
     ran = go_on(run, model, chat, "--save", tmp_path / "b.vkv", "--incremental",

@@ -11,7 +11,9 @@ import click
 
 import vkv
 from vkv.caches.prompt import Prompt
+from vkv.caches.saving.write import check_target
 from vkv.errors import VkvError
+from vkv.format.file_id import FileId
 from vkv.format.info import Info
 from vkv_cli import text
 from vkv_cli.compute import Answer, Sampling, answer
@@ -94,6 +96,9 @@ def generate(
         raise click.UsageError("--incremental, --codec and --meta are for --save.")
     info = vkv.inspect(file)
     spec = codecs.spec(info.codecs)
+    if save is not None:  # before the model is loaded, not after the answer
+        needed = [*info.dependencies, *([info.id] if incremental else [])]
+        check_target(save, map(FileId, needed))
     choice = choice.completed(info.metadata)
     words = given(prompt, "--prompt")
     model, tokenizer = load_model(choice)

@@ -27,11 +27,12 @@ from vkv.caches.saving.request import (
     codec_pair,
     max_segments,
 )
-from vkv.caches.saving.write import write
+from vkv.caches.saving.write import check_target, write
 from vkv.errors import CacheError, VkvError
 from vkv.format import header
 from vkv.format.dependencies import SearchPath
 from vkv.format.info import Info
+from vkv.format.layers import external_references
 from vkv.format.schema import Header, Stored
 from vkv.sources.urls import check_local
 
@@ -96,8 +97,8 @@ def save(
         MismatchError: ``parent`` or ``basis`` belongs to another model (I1).
         CacheError: A cache is of an unknown class (L1), holds what no file can
             (L2), or holds another number of tokens than given (L6); or there are
-            more or fewer than the model takes (L7); or ``path`` is a file that the new
-            one would depend on (L10).
+            more or fewer than the model takes (L7); or ``path`` is a file that the new one,
+            or one that ``cache`` was loaded from, depends on (L10).
         CodecError, UnknownCodecError: ``codec`` is refused, or its rate for so short a prompt.
         OSError: The file cannot be written; what stood there is untouched.
     """
@@ -126,11 +127,11 @@ def save(
         force=force,
         max_segments=max_segments(len(cache)),
     )
+    provenances = _provenances([*snapshots, *(s for c in kept for s in c.layers.values())])
+    _check_inputs(path, provenances)
     with ExitStack() as stack:
         if not reencode:
-            sources = stack.enter_context(
-                reopened(_provenances([*snapshots, *(s for c in kept for s in c.layers.values())]))
-            )
+            sources = stack.enter_context(reopened(provenances))
             tables = _external_tables(sources)
             request = replace(request, sources=sources, known_tables=tables)
         attachment = attached(basis, request.codecs.both(), owner, ropes)
@@ -142,6 +143,19 @@ def save(
             path, head, request, snapshots, tokens, checkpoints=kept,
             model=model, durable=durable, progress=progress,
         )  # fmt: skip
+
+
+def _check_inputs(path: str | os.PathLike[str], provenances: Iterable[Provenance]) -> None:
+    """Refuse to replace a file that one depends on which the caches were loaded from (L10)."""
+    if not os.path.isfile(path):
+        return
+    for loaded in {provenance.file for provenance in provenances}:
+        try:
+            with loaded.open() as file:
+                dependencies = list(external_references(file.header))
+        except (VkvError, OSError):
+            continue  # nothing can be read from it any more
+        check_target(path, dependencies)
 
 
 def _check_positions(model: Any) -> None:

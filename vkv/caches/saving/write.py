@@ -124,11 +124,11 @@ def encoded_contents(
 
 
 def check_target(path: str | os.PathLike[str], dependencies: Iterable[FileId]) -> None:
-    """Refuse to replace a file that the result depends on (L10).
+    """Refuse to replace a file that the result, or what was read for it, depends on (L10).
 
     Args:
         path: Where a file shall be written.
-        dependencies: Ids of the files it depends on.
+        dependencies: Ids of the files depended on.
     """
     ids = set(dependencies)
     if not ids or not os.path.isfile(path):
@@ -140,7 +140,8 @@ def check_target(path: str | os.PathLike[str], dependencies: Iterable[FileId]) -
         return  # no vkv file
     if there in ids:
         raise CacheError(
-            "refusing to overwrite a file that the result depends on; write to another name",
+            "refusing to replace a file that the result, or a file it was made from, depends on; "
+            "write to another name",
             rule="L10",
             at=os.fspath(path),
         )
