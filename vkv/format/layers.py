@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from vkv.format import file_id
 from vkv.format.file_id import FileId
 from vkv.format.schema import Header, Layer, Segment, Tensor
@@ -43,6 +45,15 @@ def place(path: str) -> tuple[int, ...]:
     parts = path.split(".")
     plain = all(p.isascii() and p.isdecimal() and len(p) < 6 for p in parts)
     return tuple(map(int, parts)) if plain and ".".join(str(int(p)) for p in parts) == path else ()
+
+
+def leaf_layers(layers: Iterable[Layer], at: str = "") -> Iterator[tuple[str, Layer]]:
+    """Yield every layer without children, with the path that a checkpoint names it by."""
+    for i, layer in enumerate(layers):
+        if layer.children:
+            yield from leaf_layers(layer.children, f"{at}{i}.")
+        else:
+            yield f"{at}{i}", layer
 
 
 def layer_at(layers: tuple[Layer, ...], path: tuple[int, ...]) -> Layer | None:

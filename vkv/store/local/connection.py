@@ -13,7 +13,8 @@ from sqlite3 import Connection, Row
 from vkv.store.local import reconcile
 from vkv.store.local.index_errors import code, is_busy
 from vkv.store.local.layout import Layout
-from vkv.store.local.schema import TABLES
+from vkv.store.local.prefix_tree import POINTS
+from vkv.store.local.schema import TABLES, VERSION
 
 #: KiB of the index to hold in memory at most: that of 50,000 entries.
 PAGE_CACHE = 1 << 15
@@ -157,20 +158,45 @@ class Opener:
         except sqlite3.OperationalError as exc:
             if code(exc) not in _NOT_WRITABLE:
                 raise
-            return connect(uri(self._layout.index, "mode=ro&immutable=1"))
+            db = connect(uri(self._layout.index, "mode=ro&immutable=1"))
+        if _version(db) < VERSION:  # an older build wrote it; it has no checkpoints
+            _execute(db, POINTS.replace("CREATE TABLE", "CREATE TEMP TABLE"))
         return db
 
 
 def create(db: Connection, layout: Layout) -> None:
-    """Make the tables of a new index, and list the files that are there."""
-    if db.execute("PRAGMA user_version").fetchone()[0]:
+    """Make the tables of a new index, and list the files that are there.
+
+    An index of an older build gets the tables that it lacks.
+    """
+    found = _version(db)
+    if found >= VERSION:
         return
     db.execute("BEGIN IMMEDIATE")
     try:
-        for statement in TABLES.split(";"):
-            db.execute(statement)
-        reconcile.list_files(db, layout)
+        if found == 0:
+            _execute(db, TABLES)
+            reconcile.list_files(db, layout)
+        else:
+            complete(db)
+            reconcile.list_points(db, layout)
     except BaseException:
         db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")
+
+
+def complete(db: Connection) -> None:
+    """Give an index of an older build the tables that it lacks, still empty."""
+    if 0 < _version(db) < VERSION:
+        _execute(db, f"{POINTS}; PRAGMA user_version = {VERSION}")
+
+
+def _version(db: Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _execute(db: Connection, statements: str) -> None:
+    """Execute statements inside the transaction there is; ``executescript`` would end it."""
+    for statement in statements.split(";"):
+        db.execute(statement)

@@ -10,7 +10,7 @@ from sqlite3 import Connection, Error
 
 from vkv.errors import StoreUnavailableError, VkvError
 from vkv.store.local import entries, removal
-from vkv.store.local.connection import Opener, begin_state, connect
+from vkv.store.local.connection import Opener, begin_state, complete, connect
 from vkv.store.local.forking import ForkSafeLock
 from vkv.store.local.index_errors import PATIENCE, index_errors, is_busy
 from vkv.store.local.layout import Layout
@@ -149,6 +149,7 @@ class Index:
         with self.read() as db:
             copy = connect(":memory:")
             db.backup(copy)
+            complete(copy)
         try:
             yield Rehearsal(self.layout, copy)
         finally:

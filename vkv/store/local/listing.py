@@ -10,8 +10,8 @@ from sqlite3 import Connection, Row
 from vkv.store.local import prefix_tree
 from vkv.store.local.file_check import tokens_of
 from vkv.store.local.layout import Layout
-from vkv.store.local.prefix_tree import DamagedEntryError
-from vkv.store.local.removal import detach, take_out
+from vkv.store.local.prefix_tree import WIDTH, DamagedEntryError
+from vkv.store.local.removal import detach, drop_points, take_out
 from vkv.store.local.schema import DEAD, NO_TREE, RETAINED
 from vkv.store.local.summary import Description
 
@@ -44,8 +44,9 @@ def add(db: Connection, layout: Layout, what: Description, when: float, unplaced
         The number of the entry.
     """
     tree = prefix_tree.root(db, what.model, what.needs, what.trims)
-    node = _place(db, layout, tree, what.tokens, unplaced)
+    node = _place(db, layout, tree, what.tokens, what, unplaced)
     number = int(db.execute(_ADD, _values(what, tree, node, when)).fetchone()[0])
+    place_points(db, layout, tree, number, what, unplaced)
     pairs = [(number, key) for key in what.dependencies]
     db.executemany("INSERT OR IGNORE INTO dependencies (entry, dependency) VALUES (?, ?)", pairs)
     query = "UPDATE entries SET removed = ? WHERE id = ? AND removed = ?"
@@ -59,10 +60,40 @@ def _values(what: Description, tree: int, node: int, when: float) -> tuple[objec
     return (*place, *tokens, what.label, what.codec, what.name, ",".join(what.tags), when, when)
 
 
-def _place(db: Connection, layout: Layout, tree: int, tokens: bytes, unplaced: list[str]) -> int:
+def place_points(
+    db: Connection,
+    layout: Layout,
+    tree: int,
+    number: int,
+    what: Description,
+    unplaced: list[str],
+) -> None:
+    """Give the checkpoints of an entry their places in its tree, in place of earlier ones.
+
+    Arguments are those of ``add``; ``tree`` is the root, ``number`` that of the entry.
+    """
+    drop_points(db, number)
+    for count in what.checkpoints:
+        node = _place(db, layout, tree, what.tokens[: count * WIDTH], what, unplaced)
+        db.execute("INSERT OR IGNORE INTO points (node, entry) VALUES (?, ?)", (node, number))
+
+
+def _place(
+    db: Connection,
+    layout: Layout,
+    tree: int,
+    tokens: bytes,
+    what: Description,
+    unplaced: list[str],
+) -> int:
+    """Return the node of some leading tokens of an entry, whose file may have no name yet."""
+
+    def read(row: Row) -> bytes:
+        return what.tokens if row["id"] == what.key else tokens_of(layout, row)
+
     while True:
         try:
-            return prefix_tree.insert(db, tree, tokens, lambda row: tokens_of(layout, row))
+            return prefix_tree.insert(db, tree, tokens, read)
         except DamagedEntryError as exc:
             detach(db, exc.row)
             unplaced.append(exc.row["id"])

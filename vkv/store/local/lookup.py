@@ -9,7 +9,7 @@ from sqlite3 import Connection, Row
 from vkv.store.local import prefix_tree
 from vkv.store.local.file_check import tokens_of
 from vkv.store.local.layout import Layout
-from vkv.store.local.prefix_tree import WIDTH, Descent, Excluded, ReadTokens
+from vkv.store.local.prefix_tree import WIDTH, DamagedEntryError, Descent, Excluded, ReadTokens
 from vkv.store.local.summary import known_needs
 
 #: Tokens that are worth depending on another file: each reference costs some 100 bytes.
@@ -18,10 +18,18 @@ MIN_SHARED = 64
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """Describe a tree: its root, whether its caches can be trimmed, its codecs without ``raw``."""
+    """Describe a tree.
+
+    Attributes:
+        root: Number of its root.
+        trims: Whether its caches can be trimmed.
+        points: Whether its entries have checkpoints.
+        codecs: Their codecs without ``raw``.
+    """
 
     root: int
     trims: bool
+    points: bool
     codecs: set[str]
 
 
@@ -35,7 +43,8 @@ def longest(
     """Return the entry that covers most leading ``tokens``, and how many it covers.
 
     An entry that can be trimmed covers what it shares with them; one that cannot
-    covers its own tokens, if all of them lead. Of equals a lossless one is taken, then
+    covers its own tokens, if all of them lead, else those of its last checkpoint that
+    leads. Of equals a lossless one is taken, then
     the one used last.
 
     Raises:
@@ -90,7 +99,8 @@ def _trees(db: Connection, model: bytes) -> Iterator[_Tree]:
         words = needs.split()
         if known.issuperset(words):
             names = {word.partition("@")[0] for word in words if not word.startswith("+")}
-            yield _Tree(-number, bool(trims), names - {"raw", "vkv"})
+            points = "+checkpoints" in words and not trims
+            yield _Tree(-number, bool(trims), points, names - {"raw", "vkv"})
 
 
 def _matches(
@@ -103,6 +113,31 @@ def _matches(
             yield row, descent.common
     if not tree.trims and (whole := _whole_prefix(db, descent, excluded)):
         yield whole
+    if tree.points and (point := _checkpoint(db, layout, descent, tokens, excluded)):
+        yield point
+
+
+def _checkpoint(
+    db: Connection, layout: Layout, descent: Descent, tokens: bytes, excluded: Excluded
+) -> tuple[Row, int] | None:
+    """Return the entry with the longest checkpoint on a path, and the tokens of that.
+
+    Raises:
+        DamagedEntryError: It does not begin with the tokens of the path.
+    """
+    numbers = ", ".join(map(str, excluded))
+    query = f"""
+        SELECT e.* FROM points p JOIN entries e ON e.n = p.entry
+        WHERE p.node = ? AND e.node IS NOT NULL AND e.n NOT IN ({numbers})
+        ORDER BY e.used DESC LIMIT 1
+    """
+    for node, depth in reversed(descent.path):
+        if depth and (row := db.execute(query, (node,)).fetchone()):
+            size = depth * WIDTH
+            if tokens_of(layout, row)[:size] != tokens[:size]:
+                raise DamagedEntryError(row, "a checkpoint is listed in a wrong place")
+            return row, depth
+    return None
 
 
 def _whole_prefix(

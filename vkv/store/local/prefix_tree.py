@@ -2,10 +2,11 @@
 
 There is one tree for each model, for each set of things a reader must know, and for
 caches that can be trimmed and that cannot. A node stands where two stored prompts
-part, or where one ends; the edge to it is named by its first token alone, the
-others are in the files. So n prompts make at most 2n nodes, however long they are,
-and a search is one statement that visits the nodes on its path, followed by one
-comparison with the tokens of a prompt below. (Morrison, PATRICIA, 1968.)
+part, where one ends, or at a checkpoint of one; the edge to it is named by its first
+token alone, the others are in the files. So n prompts make at most 2n nodes, and one for
+each checkpoint, however long they are, and a search is one statement that visits the
+nodes on its path, followed by one comparison with the tokens of a prompt below.
+(Morrison, PATRICIA, 1968.)
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ CREATE TABLE trees (
 CREATE TABLE nodes (
     id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, token BLOB NOT NULL, depth INTEGER NOT NULL);
 CREATE UNIQUE INDEX nodes_by_path ON nodes (parent, token, depth);
+"""
+#: Checkpoints of entries: the node that each stands at.
+POINTS = """
+CREATE TABLE points (node INTEGER NOT NULL, entry INTEGER NOT NULL, PRIMARY KEY (node, entry))
+    WITHOUT ROWID;
+CREATE INDEX points_by_entry ON points (entry);
 """
 
 #: Nodes on the path of a prompt, judged by the first token of each edge. Here and below,
@@ -205,7 +212,10 @@ def prune(db: Connection, node: int) -> None:
 
 
 def _ends(db: Connection, node: int) -> Any:
-    return db.execute("SELECT 1 FROM entries WHERE node = ?", (node,)).fetchone()
+    query = """
+        SELECT 1 FROM entries WHERE node = :node UNION ALL SELECT 1 FROM points WHERE node = :node
+    """
+    return db.execute(query, {"node": node}).fetchone()
 
 
 def _token(tokens: bytes, index: int) -> bytes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from sqlite3 import Connection, Row
 
+from vkv.errors import VkvError
 from vkv.format.file_id import is_file_id
 from vkv.store.local import entries, listing, removal
 from vkv.store.local.file_check import Examined, examine, examine_key, stamp
@@ -88,6 +89,22 @@ def list_files(db: Connection, layout: Layout) -> Survey:
     if not found.unread:
         strike(db, layout, found)
     return found
+
+
+def list_points(db: Connection, layout: Layout) -> None:
+    """List the checkpoints of all entries, in an index of a build that knew none."""
+    query = """
+        SELECT e.n, e.id, e.tree FROM entries e JOIN trees t ON t.id = -e.tree
+        WHERE e.removed = ? AND NOT t.trims AND instr(t.needs, '+checkpoints')
+    """
+    for number, key, tree in db.execute(query, (LIVE,)).fetchall():
+        try:
+            file = examine(layout, layout.path(key))
+        except (OSError, VkvError):  # its checkpoints are not found; the entry is
+            continue
+        if file.description is not None:
+            unplaced: list[str] = []
+            listing.place_points(db, layout, tree, number, file.description, unplaced)
 
 
 def strike(db: Connection, layout: Layout, found: Survey) -> None:

@@ -32,6 +32,7 @@ def take_out(db: Connection, numbers: Iterable[int]) -> int:
         if row := db.execute(query, (n, LIVE, QUARANTINED)).fetchone():
             query = "UPDATE entries SET removed = ?, node = NULL, pinned = 0 WHERE n = ?"
             db.execute(query, (RETAINED, n))
+            drop_points(db, n)
             if isinstance(row[0], int):
                 prefix_tree.prune(db, row[0])
         freed += release(db, n)
@@ -66,8 +67,16 @@ def release(db: Connection, number: int) -> int:
 def detach(db: Connection, row: Row) -> None:
     """Take an entry out of its prefix tree, whatever else the index says of it."""
     db.execute("UPDATE entries SET node = NULL WHERE n = ?", (row["n"],))
+    drop_points(db, row["n"])
     if isinstance(row["node"], int):
         prefix_tree.prune(db, row["node"])
+
+
+def drop_points(db: Connection, number: int) -> None:
+    """Take the checkpoints of an entry out of its tree."""
+    query = "DELETE FROM points WHERE entry = ? RETURNING node"
+    for (node,) in db.execute(query, (number,)).fetchall():
+        prefix_tree.prune(db, node)
 
 
 def quarantine(db: Connection, row: Row, reason: str) -> None:

@@ -11,9 +11,13 @@ LIVE, RETAINED, DEAD, QUARANTINED = range(4)
 #: Tree number of files that are no entries: only others depend on them.
 NO_TREE = 0
 
+#: Version of the tables; 2 added ``points``.
+VERSION = 2
+
 TABLES = (
     prefix_tree.TABLES
-    + """
+    + prefix_tree.POINTS
+    + f"""
 CREATE TABLE entries (
     n INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, content BLOB NOT NULL,
     tree INTEGER NOT NULL, node INTEGER,
@@ -30,7 +34,7 @@ CREATE TABLE dependencies (
     entry INTEGER NOT NULL, dependency TEXT NOT NULL, PRIMARY KEY (entry, dependency))
     WITHOUT ROWID;
 CREATE INDEX dependencies_by_id ON dependencies (dependency);
-PRAGMA user_version = 1;
+PRAGMA user_version = {VERSION};
 """
 )
 

@@ -15,7 +15,7 @@ from vkv.format.header import KNOWN_NEEDS, MAJOR
 from vkv.format.info import of_document
 from vkv.format.kinds import shortest
 from vkv.format.layer_rules import check_cache, check_layers
-from vkv.format.layers import external_references, segments
+from vkv.format.layers import external_references, leaf_layers, segments
 from vkv.format.schema import Header, Layer, Model
 from vkv.sources.local import FileSource
 from vkv.store.local.prefix_tree import WIDTH
@@ -36,6 +36,7 @@ class Description:
         tags: Metadata ``tags``, split at commas.
         needs: All that a reader of the file must know.
         trims: Whether its caches can drop their last tokens.
+        checkpoints: Token counts that they can go back to otherwise, ascending.
         tokens: Token ids, little-endian u32.
         digest: BLAKE3 of them.
         tokens_at: Their offset in the file, in bytes.
@@ -58,10 +59,17 @@ class Description:
     tokens_at: int
     dependencies: tuple[str, ...]
     content: bytes
+    checkpoints: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
         return len(self.tokens) // WIDTH
+
+    def covers(self, shared: int) -> int:
+        """Return how many tokens of a prompt it serves that shares so many leading ones."""
+        if self.trims or shared == self.count:
+            return shared
+        return max((n for n in self.checkpoints if n <= shared), default=0)
 
 
 def is_entry(document: Document) -> bool:
@@ -102,6 +110,7 @@ def describe(document: Document) -> Description:
         tokens_at=document.entries[head.tokens.tensor].start,
         dependencies=tuple(external_references(head)),
         content=container_write.digest(header.dump(whole(head))),
+        checkpoints=usable_checkpoints(head),
     )
 
 
@@ -152,6 +161,28 @@ def known_needs() -> set[str]:
 def trims(layers: tuple[Layer, ...]) -> bool:
     """Return whether caches made from ``layers`` can be cut to any prefix (L8)."""
     return shortest(layers) == 0
+
+
+def usable_checkpoints(head: Header) -> tuple[int, ...]:
+    """Return the checkpoints at which every layer is, or can be cut to, ascending.
+
+    None where all layers can be cut to any prefix: there they are of no use.
+    """
+    if trims(head.layers):
+        return ()
+    return tuple(
+        checkpoint.tokens
+        for checkpoint in head.checkpoints
+        if all(
+            path in checkpoint.layers or _can_be_cut(layer, checkpoint.tokens)
+            for path, layer in leaf_layers(head.layers)
+        )
+    )
+
+
+def _can_be_cut(layer: Layer, tokens: int) -> bool:
+    least = shortest((layer,))
+    return least is not None and least <= tokens
 
 
 def read_tokens(path: Path, start: int, count: int, digest: bytes) -> bytes:

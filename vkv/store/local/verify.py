@@ -134,7 +134,15 @@ def _tree(db: Connection) -> Iterator[tuple[str, str]]:
         yield key, "cannot be found by its tokens; gc enters it anew"
     query = """
         SELECT count(*) FROM nodes n WHERE NOT EXISTS (SELECT 1 FROM entries WHERE node = n.id)
+        AND NOT EXISTS (SELECT 1 FROM points WHERE node = n.id)
         AND (SELECT count(*) FROM nodes c WHERE c.parent = n.id) < 2
     """
     if count := db.execute(query).fetchone()[0]:
         yield "index", f"{count} nodes lead to no entry; reindex builds a new one"
+    query = """
+        SELECT count(*) FROM points p LEFT JOIN nodes n ON n.id = p.node
+        LEFT JOIN entries e ON e.n = p.entry
+        WHERE n.id IS NULL OR e.removed IS NOT ? OR n.depth >= e.tokens
+    """
+    if count := db.execute(query, (LIVE,)).fetchone()[0]:
+        yield "index", f"{count} checkpoints belong to no entry; reindex builds a new one"

@@ -3,8 +3,8 @@
 A prompt is cut at fixed lengths, the *bounds*; the prefix up to each has a hash that
 continues the one before it. An entry that can be trimmed stands under the hash of each
 of its bounds, so which bounds of a prompt are stored is a yes up to some length and a
-no from there: a bisection finds it. One that cannot be trimmed serves whole or not at
-all, and stands under its length and the hash of all its tokens
+no from there: a bisection finds it. One that cannot be trimmed serves whole, or at one of
+its checkpoints, and stands under the length and the hash of the tokens of each
 (``spec/decisions/0006-remote-layout.md``).
 """
 
@@ -60,8 +60,10 @@ def names(what: Description) -> list[str]:
     """Return the names of the key objects of an entry."""
     folder = what.model.hex()[:16]
     if not what.trims:
-        own = whole(what.model, what.tokens)
-        return [f"exact/{folder}/{what.count}-{own}-{what.key}"]
+        return [
+            f"exact/{folder}/{n}-{whole(what.model, what.tokens[: n * WIDTH])}-{what.key}"
+            for n in (*what.checkpoints, what.count)
+        ]
     return [f"keys/{folder}/{x}/{what.count}-{what.key}" for x in chain(what.model, what.tokens)]
 
 
@@ -91,12 +93,20 @@ def last_yes(asks: Callable[[int], bool], low: int, high: int, pool: Executor, p
 def whole_prefixes(
     listed: list[str], model: bytes, tokens: bytes, longer_than: int
 ) -> Iterator[tuple[int, str]]:
-    """Yield entries of names ``count-hash-id`` that are prefixes of ``tokens``, longest first."""
+    """Yield those of names ``count-hash-id`` that stand for a prefix of ``tokens``, longest first.
+
+    Each as (tokens, id of the entry).
+    """
     found = [match for name in listed if (match := _WHOLE.fullmatch(name))]
     top = len(tokens) // WIDTH
+    count, own = 0, ""
     for match in sorted(found, key=lambda m: int(m["count"]), reverse=True):
-        count = int(match["count"])
-        if longer_than < count <= top and whole(model, tokens[: count * WIDTH]) == match["hash"]:
+        if not longer_than < int(match["count"]) <= top:
+            continue
+        if count != int(match["count"]):
+            count = int(match["count"])
+            own = whole(model, tokens[: count * WIDTH])
+        if own == match["hash"]:
             yield count, match["id"]
 
 

@@ -106,4 +106,4 @@ def _match(objects: RemoteObjects, key: str, data: bytes, owner: bytes) -> Match
     if what.key != key or what.model != owner or not known:
         return None
     common = common_bytes(data, what.tokens) // WIDTH
-    return Match(key, common if what.trims or common == what.count else 0, what.size)
+    return Match(key, what.covers(common), what.size)
