@@ -9,15 +9,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OLD    := .venv-mlx-lm-0.31
 comma  := ,
-EXTRAS := $(if $(filter Linux,$(shell uname -s)),cpu$(comma)dev,dev)
+EXTRAS := $(if $(filter Linux,$(shell uname -s)),cpu$(comma)dev$(comma)docs,dev$(comma)docs)
 
 # On Linux MLX multiplies float32 matrices four times faster with OpenBLAS, if it is there.
 BLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 /usr/lib/*-linux-gnu/libopenblas.so.0))
 RUN  := $(if $(BLAS),env LD_PRELOAD=$(BLAS) OPENBLAS_NUM_THREADS=1)
 
-.PHONY: bench bench-gpu check matrix test test-gpu lint types tests tests-old demo spec format clean
+.PHONY: bench bench-gpu check docs matrix test test-gpu lint types tests tests-old demo spec format clean
 
-test: lint types tests tests-old
+test: lint types docs tests tests-old
 
 # The fast part: no model, no fuzzing, nothing that takes seconds.
 check: lint types
@@ -40,6 +40,10 @@ lint: $(VENV)/.done
 
 types: $(VENV)/.done
 	$(BIN)/mypy
+
+# The site, in build/site. A link or a name that leads nowhere is an error; no network is needed.
+docs: $(VENV)/.done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 tests: $(VENV)/.done
 	$(RUN) $(BIN)/python -m pytest -q -n 2

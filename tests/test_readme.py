@@ -11,7 +11,10 @@ from fixtures.models import tiny
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = ["README.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    *sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md")),
+]
 MODEL = "mlx-community/Llama-3.2-3B-Instruct-4bit"
 
 
@@ -46,6 +49,8 @@ def test_every_command_is_named():
         assert f"`vkv {name}`" in README
 
 
-def test_every_page_is_linked_from_the_readme():
-    for page in PAGES[1:]:
-        assert f"({page})" in README
+def test_every_page_is_in_the_navigation_of_the_site():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    named = re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)
+    assert [page for page in PAGES[1:] if page.removeprefix("docs/") not in named] == []
+    assert len(set(named)) == len(named)

@@ -223,7 +223,7 @@ class Prompt:
             What ``mlx_lm.stream_generate`` yields: one response a token, with ``text``.
 
         Raises:
-            As ``turn``.
+            CacheError, VkvError: As ``turn``.
         """
         from mlx_lm import stream_generate
 
