@@ -22,5 +22,12 @@ def show_written(info: Info, as_json: bool = False, *, err: bool = False) -> Non
         * bool(account.external),
         err=err,
     )
+    if info.checkpoints:
+        counts = ", ".join(f"{c['tokens']:,}" for c in info.checkpoints)
+        size = text.size(sum(c["bytes"] for c in info.checkpoints))
+        click.echo(
+            f"note: checkpoints after {counts} tokens take {size}, on top of the rate of the codec",
+            err=err,
+        )
     for note in info.notes:
         click.echo(f"note: layers {text.printable(note)}", err=err)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -13,7 +14,8 @@ from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 import vkv
 from fixtures.models import tiny
-from vkv.caches.checkpoints.record import checkpoints_of
+from vkv.caches.checkpoints.cap import cache_bytes, within
+from vkv.caches.checkpoints.record import Checkpoint, checkpoints_of
 from vkv.errors import CacheError, VkvError
 
 IDS = [(7 * i * i + 3 * i) % tiny.VOCAB for i in range(120)]
@@ -132,11 +134,61 @@ def test_at_the_ends_of_messages():
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     now = vkv.prefill(model, ids, checkpoints="messages", messages=messages, tokenizer=tokenizer)
     found = checkpoints_of(now.cache)
-    assert [c.message for c in found] == [True] * (len(found) - 1) + [False]
+    assert all(c.message for c in found)
+    assert len(ids) - found[-1].tokens < 32, "an answer computed again needs no other"
     other = [*messages[:1], {"role": "user", "content": "Something else?"}]
     asked = tokenizer.apply_chat_template(other, add_generation_prompt=True)
     system = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=False)
     assert len(asked) - len(now.resume(asked)) >= len(system) * 0.95
+
+
+def parts(name: str = "gemma3_text") -> list[Checkpoint]:
+    """Return checkpoints of equal size: two at ends of messages, two others between."""
+    now = prompt(tiny.MODELS[name](), (30, 50, 70, 90))
+    marks = zip((True, False, True, False), checkpoints_of(now.cache), strict=False)
+    return [replace(c, message=message) for message, c in marks]
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"),
+    [(None, [30, 50, 70, 90]), (4, [30, 50, 70, 90]), (3.5, [30, 70, 90]), (2.2, [30, 70]),
+     (0.1, [30, 70]), (0, [])],
+)  # fmt: skip
+def test_what_a_share_keeps(share, kept):
+    """The oldest go first, ends of messages last; the first and the newest end always stay."""
+    found = parts()
+    assert [c.tokens for c in within(found, share, found[0].nbytes)] == kept
+
+
+@pytest.mark.parametrize("share", [-0.1, float("nan"), float("inf"), "a", True, [1]])
+def test_what_is_no_share(share):
+    with pytest.raises(VkvError, match="for checkpoints, expected a number from 0 on"):
+        vkv.prefill(tiny.MODELS["lfm2"](), IDS, checkpoints=[30], checkpoint_share=share)
+
+
+def test_a_share_given_to_prefill_save_and_store(tmp_path):
+    model = tiny.MODELS["gemma3_text"]()
+    assert [c.tokens for c in checkpoints_of(prompt(model, 30).cache)] == [90, 119], "by default"
+    now = vkv.prefill(model, IDS, checkpoints=30, checkpoint_share=9.0)
+    assert [c.tokens for c in checkpoints_of(now.cache)] == [30, 60, 90, 119]
+    info = vkv.save(tmp_path / "a.vkv", now, model=model, checkpoint_share=0.1)
+    assert [c["tokens"] for c in info.checkpoints] == [90, 119]
+    sizes = [c["bytes"] for c in info.checkpoints]
+    assert sum(sizes) == info.accounting.groups["checkpoints"].bytes
+    store = vkv.PromptStore(tmp_path / "store")
+    entry = store.put(now.cache, IDS, model=model, checkpoint_share=0)
+    assert vkv.inspect(entry.path).checkpoints == []
+
+
+@every_model
+def test_the_bytes_of_a_cache_are_those_in_its_file(name, tmp_path):
+    model = tiny.MODELS[name]()
+    now = prompt(model, None)
+    info = vkv.save(tmp_path / "a.vkv", now, model=model)
+    stored = sum(group.bytes for group in info.accounting.groups.values())
+    assert cache_bytes(now.cache) == stored - info.accounting.roles["tokens"] or (
+        cache_bytes(now.cache) == stored
+    )
 
 
 def test_filled_caches_and_empty_prompts_are_refused():

@@ -9,7 +9,7 @@ from math import prod
 from vkv.format.document import Document
 from vkv.format.framing import HEADER
 from vkv.format.layers import segment_shape, segments
-from vkv.format.schema import ROLES
+from vkv.format.schema import ROLES, Header
 
 #: Rows of the account: the roles of stored tensors, and framing plus header.
 ROWS = (*ROLES, "header")
@@ -72,6 +72,18 @@ class Accounting:
         return sum(self.roles.values()) == self.size
 
 
+def checkpoint_bytes(header: Header) -> list[int]:
+    """Return the stored bytes of each checkpoint; a tensor of several counts for the first."""
+    totals, seen = [0] * len(header.checkpoints), set[str]()
+    for path, _, _, segment in segments(header):
+        if path.startswith(CHECKPOINTS):
+            index = int(path[len(CHECKPOINTS) + 1 : path.index("]")])
+            new = set(segment.parts.values()) - seen
+            totals[index] += sum(header.tensors[name].nbytes for name in new)
+            seen |= new
+    return totals
+
+
 def account(document: Document) -> Accounting:
     """Account for every byte of ``document``."""
     stored = document.header.tensors
@@ -84,7 +96,7 @@ def account(document: Document) -> Accounting:
     users: dict[str, set[str]] = {}
     elements: Counter[str] = Counter()
     for path, name, tensor, segment in segments(document.header):
-        if path.startswith("checkpoints"):
+        if path.startswith(CHECKPOINTS):
             name = CHECKPOINTS
         else:
             elements[name] += prod(segment_shape(tensor, segment))

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from vkv.format.account import Accounting, account
+from vkv.format.account import Accounting, account, checkpoint_bytes
 from vkv.format.document import Document, open_document
 from vkv.format.layer_summary import codec_string, layer_groups
 from vkv.format.layers import external_references, segments
@@ -72,6 +72,15 @@ class Info:
         return {key: len(names) for key, names in external_references(self.header).items()}
 
     @property
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Return tokens and bytes of each checkpoint, and whether it ends a message."""
+        sizes = checkpoint_bytes(self.header)
+        return [
+            {"tokens": c.tokens, "message": c.message, "bytes": size}
+            for c, size in zip(self.header.checkpoints, sizes, strict=True)
+        ]
+
+    @property
     def notes(self) -> list[str]:
         """Return one line for each group of layers whose codec is not the one asked for."""
         return [
@@ -98,7 +107,7 @@ class Info:
             "tokens_digest": head.tokens.digest.hex() if head.tokens else None,
             "metadata": head.metadata,
             "dependencies": self.dependencies,
-            "checkpoints": [{"tokens": c.tokens, "message": c.message} for c in head.checkpoints],
+            "checkpoints": self.checkpoints,
             "layers": [group.to_dict() for group in layer_groups(head.layers)],
             "accounting": {
                 "roles": total.roles,

@@ -94,6 +94,7 @@ class PromptStore:
         metadata: Mapping[str, str] | None = None,
         search_paths: Iterable[SearchPath] = (),
         basis: SearchPath | None = None,
+        checkpoint_share: float | None = None,
         progress: Progress | None = None,
     ) -> Entry:
         """Store a prompt's cache, whole or not at all.
@@ -107,13 +108,11 @@ class PromptStore:
             tokens: Their ids, ``(T,)`` or ``(1, T)``.
             model: The model that filled it.
             tokenizer: The tokenizer that made ``tokens``.
-            codec: As ``vkv.save`` takes it.
-            name: A name for people, stored as metadata ``name``.
-            tags: Words for people, stored as metadata ``tags``.
+            codec: As ``vkv.save`` takes it, like ``basis``, of which a copy is stored, and
+                ``checkpoint_share``.
+            name: A name for people, stored as metadata ``name``; ``tags`` likewise.
             metadata: Text to text, stored with it.
-            search_paths: Files and folders with those dependencies that the store lacks;
-                they are stored too.
-            basis: As ``vkv.save`` takes it; a copy is stored.
+            search_paths: Where dependencies are that the store lacks; they are stored too.
             progress: Called with (bytes done, bytes in all).
 
         Raises:
@@ -128,6 +127,7 @@ class PromptStore:
         write = partial(
             save, cache=cache, tokens=tokens, model=model, tokenizer=tokenizer, codec=codec,
             metadata=with_names(metadata, name, tags), basis=basis, progress=progress,
+            checkpoint_share=checkpoint_share,
         )  # fmt: skip
         parent = ingest.parent_for(self._index, identity.model_id(model), tokens, codec)
         resolver = FileResolver([*search_paths, *([] if basis is None else [basis])])

@@ -8,7 +8,7 @@ from functools import partial
 import click
 
 import vkv
-from vkv.format.account import CHECKPOINTS, ROWS, Accounting
+from vkv.format.account import ROWS, Accounting
 from vkv.format.info import Info
 from vkv.format.layer_summary import LayerGroup, layer_groups
 from vkv_cli import text
@@ -73,10 +73,12 @@ def _identity(info: Info) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{head.tokens.count:,}, digest {head.tokens.digest.hex()[:16]}"
     else:
         yield "tokens", "not recorded"
+    for checkpoint in info.checkpoints:
+        end = ", the end of a message" if checkpoint["message"] else ""
+        size = text.size(checkpoint["bytes"])
+        yield "checkpoint", f"after {checkpoint['tokens']:,} tokens{end}, {size}"
     if head.checkpoints:
-        counts = ", ".join(f"{c.tokens:,}" for c in head.checkpoints)
-        size = text.size(info.accounting.groups[CHECKPOINTS].bytes)
-        yield "checkpoints", f"after {counts} tokens, {size}"
+        yield "", "checkpoints come on top of the rate of the codec"
     for key, value in sorted(info.metadata.items()):
         yield "metadata", f"{printable(key)} = {printable(value)}"
 

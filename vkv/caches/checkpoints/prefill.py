@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import mlx.core as mx
 
 from vkv import identity
+from vkv.caches.checkpoints.cap import SHARE, cache_bytes, check_share, within
+from vkv.caches.checkpoints.message_ends import message_ends
 from vkv.caches.checkpoints.record import (
     Checkpoint,
     CheckpointedCache,
@@ -27,6 +30,11 @@ Progress = Callable[[int, int], None]
 EMBEDDINGS = ("Embedding", "QuantizedEmbedding")
 #: Tokens of one forward pass.
 STEP = 512
+#: Messages before the last whose ends get a checkpoint, besides that of the system prompt.
+NEWEST = 16
+#: The last message ends so near to the end of a prompt that an answer computed again needs no
+#: checkpoint of its own; tokens.
+NEAR = 32
 
 
 def prefill(
@@ -36,6 +44,7 @@ def prefill(
     checkpoints: Checkpoints = None,
     messages: Sequence[dict[str, Any]] | None = None,
     tokenizer: Any = None,
+    checkpoint_share: float | None = None,
     cache: list[Any] | None = None,
     step: int = STEP,
     progress: Progress | None = None,
@@ -46,11 +55,15 @@ def prefill(
         model: An mlx-lm model.
         tokens: Ids of the whole prompt, as ``vkv.save`` takes them.
         checkpoints: Numbers of tokens; or one number, for a checkpoint after every so many;
-            or ``"messages"``, for one at the end of each of ``messages``. With any of them
-            there is one more, a token before the end: an answer can be computed again.
-            Caches that can be cut need none, and take none.
+            or ``"messages"``, for one at the end of the system prompt and of each of the last
+            messages. There is one more, a token before the end, where no message ends near
+            it: an answer can be computed again. Caches that can be cut take none.
         messages: The conversation that ``tokens`` encode, for ``"messages"``.
         tokenizer: The tokenizer whose template encoded them, likewise.
+        checkpoint_share: What checkpoints may cost: their bytes in memory over those of the
+            cache. The oldest are dropped first, ends of messages last, the end of the
+            first message and the newest never, unless it is 0. By default 0.3 where vkv
+            chooses the points, and no limit for those that are given as numbers of tokens.
         cache: Empty caches to fill; by default those that mlx-lm makes for ``model``.
         step: Tokens of one forward pass.
         progress: Called with (tokens done, tokens in all).
@@ -65,10 +78,11 @@ def prefill(
     """
     ids = list(memoryview(identity.token_bytes(tokens)).cast("I"))
     _check(model, ids, step)
-    caches = _fresh(model, cache)
-    ends = _message_ends(ids, messages, tokenizer) if _at_messages(checkpoints) else []
+    ends = _ends(ids, messages, tokenizer) if _at_messages(checkpoints) else []
     stops = boundaries(checkpoints, len(ids), ends)
-    taken: list[Checkpoint] = []
+    share = _share(checkpoints, checkpoint_share)
+    caches = _fresh(model, cache)
+    taken: tuple[Checkpoint, ...] = ()
     done = 0
     for stop in [*stops, len(ids)]:
         while done < stop:
@@ -78,10 +92,19 @@ def prefill(
             done += len(piece)
             if progress is not None:
                 progress(done, len(ids))
-        if done < len(ids):
-            taken.append(take(caches, done, message=done in ends, ids=ids))
-    kept = [c for c in taken if c.layers]
-    return Prompt(CheckpointedCache(caches, kept), ids)
+        if done < len(ids) and (new := take(caches, done, message=done in ends, ids=ids)).layers:
+            # The whole cache is at least as large as now, and at most as the tokens say.
+            at_most = cache_bytes(caches) * len(ids) / done
+            taken = within([*taken, new], share, at_most)
+    return Prompt(CheckpointedCache(caches, within(taken, share, cache_bytes(caches))), ids)
+
+
+def _share(checkpoints: Checkpoints, share: float | None) -> float | None:
+    """Return the share that checkpoints may have; ``None`` for no limit."""
+    if share is not None:
+        check_share(share)
+        return share
+    return SHARE if _at_messages(checkpoints) or isinstance(checkpoints, int) else None
 
 
 def _fresh(model: Any, cache: list[Any] | None) -> list[Any]:
@@ -123,8 +146,11 @@ def boundaries(checkpoints: Checkpoints, count: int, ends: Sequence[int] = ()) -
     """
     if checkpoints is None:
         return []
+    at_end = count - 1
     if _at_messages(checkpoints):
         asked = list(ends)[-(MAX_CHECKPOINTS - 1) :]
+        near = [end for end in asked if count - NEAR <= end < count]
+        at_end = near[-1] if near else at_end
     elif type(checkpoints) is int and checkpoints > 0:
         asked = list(range(checkpoints, count, checkpoints))
     elif isinstance(checkpoints, Sequence) and not isinstance(checkpoints, str):
@@ -135,7 +161,7 @@ def boundaries(checkpoints: Checkpoints, count: int, ends: Sequence[int] = ()) -
         )
     if bad := [n for n in asked if type(n) is not int or not 1 <= n <= count]:
         raise VkvError(f"a checkpoint at {bad[0]!r}, expected a number from 1 to {count}")
-    stops = sorted({*(n for n in asked if n < count), *([count - 1] if count > 1 else [])})
+    stops = sorted({*(n for n in asked if n < count), *([at_end] if count > 1 else [])})
     if len(stops) > MAX_CHECKPOINTS:
         raise VkvError(f"{len(stops)} checkpoints, a file holds {MAX_CHECKPOINTS}; ask for fewer")
     return stops
@@ -145,14 +171,9 @@ def _at_messages(checkpoints: Checkpoints) -> bool:
     return isinstance(checkpoints, str) and checkpoints == "messages"
 
 
-def _message_ends(
-    ids: list[int], messages: Sequence[dict[str, Any]] | None, tokenizer: Any
-) -> list[int]:
-    """Return how many leading ids each beginning of the conversation has in common with all."""
+def _ends(ids: list[int], messages: Sequence[dict[str, Any]] | None, tokenizer: Any) -> list[int]:
+    """Return the ends of messages among the ids of a conversation."""
     if not messages or tokenizer is None:
         raise VkvError("checkpoints='messages' needs messages= and tokenizer=")
-    ends = set()
-    for n in range(1, len(messages) + 1):
-        part = tokenizer.apply_chat_template(list(messages[:n]), add_generation_prompt=False)
-        ends.add(identity.common_prefix(part, ids))
-    return sorted(ends - {0})
+    render = partial(tokenizer.apply_chat_template, add_generation_prompt=False)
+    return message_ends(ids, messages, render, NEWEST)

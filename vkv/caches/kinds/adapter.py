@@ -78,6 +78,11 @@ class Packed(ABC):
     def offset(self) -> int:
         """Tokens that it holds."""
 
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+
     @abstractmethod
     def trim(self, n: int) -> int:
         """Drop the last ``n`` tokens and return how many were dropped."""

@@ -112,6 +112,23 @@ def children(cache: Any) -> Sequence[Any]:
     return () if isinstance(cache, Packed) else _adapter(cache).children(cache)
 
 
+def nbytes(cache: Any) -> int:
+    """Return the bytes of the rows and states that a cache holds, children included.
+
+    The padding of a growing buffer, and rows that no later token sees, are left out;
+    nothing is computed.
+    """
+    if isinstance(cache, Packed):
+        return int(cache.nbytes)
+    adapter = _adapter(cache)
+    scalars = adapter.scalars(cache)
+    taken = Snapshot(adapter.kind.name, scalars, adapter.values(cache, scalars))
+    values = adapter.visible(taken).values.values()
+    own = sum(value.x.nbytes for value in values if value.x is not None)
+    codes = sum(x.nbytes for v in values for run in v.encoded for x in run.parts.values())
+    return own + codes + sum(map(nbytes, adapter.children(cache)))
+
+
 def lets_go(cache: Any) -> bool:
     """Tell if a cache may let go of earlier tokens, so that it cannot be cut back to them."""
     return not isinstance(cache, Packed) and _adapter(cache).kind.lets_go

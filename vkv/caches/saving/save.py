@@ -11,7 +11,8 @@ from typing import Any
 import vkv._version
 from vkv import identity
 from vkv.arrays.cache_file import open_file
-from vkv.caches.checkpoints.record import checkpoints_of
+from vkv.caches.checkpoints.cap import cache_bytes, within
+from vkv.caches.checkpoints.record import Checkpoint, checkpoints_of
 from vkv.caches.kinds import live
 from vkv.caches.kinds.adapter import Snapshot
 from vkv.caches.position_deltas import position_deltas
@@ -54,6 +55,7 @@ def save(
     basis: SearchPath | None = None,
     durable: bool = True,
     checkpoints: bool = True,
+    checkpoint_share: float | None = None,
     progress: Progress | None = None,
 ) -> Info:
     """Write a prompt cache to a file, whole or not at all.
@@ -87,7 +89,10 @@ def save(
         basis: A file of ``vkv.train_basis``, for codec ``tc``: the new file holds no axes
             of its own and cannot be read without it.
         durable: Flush to the disk before returning.
-        checkpoints: Also keep the checkpoints that ``cache`` carries (``vkv.prefill``).
+        checkpoints: Also keep the checkpoints that ``cache`` carries (``vkv.prefill``). They
+            come on top of the rate of a lossy codec, in its form; raw with ``tc``.
+        checkpoint_share: Drop those that cost more than this share of ``cache``, as
+            ``vkv.prefill`` does; by default all are kept.
         progress: Called with (bytes done, bytes in all).
 
     Returns:
@@ -104,7 +109,7 @@ def save(
     """
     check_local(path)
     cache, tokens = caches_and_tokens(cache, tokens)
-    kept = checkpoints_of(cache) if checkpoints else ()
+    kept = _kept(cache, checkpoint_share) if checkpoints else ()
     snapshots = [_snapshot(c, i) for i, c in enumerate(cache)]
     owner, ropes = identity.of_model(model) if model is not None else (None, ())
     if owner is not None and len(cache) != len(owner.ropes):
@@ -156,6 +161,11 @@ def _check_inputs(path: str | os.PathLike[str], provenances: Iterable[Provenance
         except (VkvError, OSError):
             continue  # nothing can be read from it any more
         check_target(path, dependencies)
+
+
+def _kept(caches: Sequence[Any], share: float | None) -> tuple[Checkpoint, ...]:
+    found = checkpoints_of(caches)
+    return found if share is None else within(found, share, cache_bytes(caches))
 
 
 def _check_positions(model: Any) -> None:
