@@ -50,6 +50,8 @@ PUBLIC = [
     "load_prompt_cache",
     "make_prompt_cache",
     "prefill",
+    "pull",
+    "push",
     "save",
     "save_prompt_cache",
     "train_basis",

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vkv.format.info import Info, inspect
     from vkv.interop.prompt_cache import load_prompt_cache, save_prompt_cache
     from vkv.store.remote.remote import Remote
+    from vkv.store.remote.single import pull, push
     from vkv.store.results import Collected, Entry, Found, Hit, Stats
     from vkv.store.store import PromptStore
     from vkv.store.tiered import TieredStore
@@ -87,6 +88,8 @@ _HOME = {
     "load_prompt_cache": "vkv.interop.prompt_cache",
     "make_prompt_cache": "vkv.caches.packed.make",
     "prefill": "vkv.caches.checkpoints.prefill",
+    "pull": "vkv.store.remote.single",
+    "push": "vkv.store.remote.single",
     "save": "vkv.caches.saving.save",
     "save_prompt_cache": "vkv.interop.prompt_cache",
     "train_basis": "vkv.caches.basis.training",
@@ -130,6 +133,8 @@ __all__ = [
     "load_prompt_cache",
     "make_prompt_cache",
     "prefill",
+    "pull",
+    "push",
     "save",
     "save_prompt_cache",
     "train_basis",

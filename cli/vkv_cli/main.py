@@ -25,6 +25,8 @@ COMMANDS = {
         "Turn an mlx-lm prompt cache, or a .vkv file, into a .vkv file.",
     ),
     "diff": ("diff:diff", "Show what differs between two files."),
+    "push": ("transfer:push", "Send a file to a URL (s3://, hf:// and others)."),
+    "pull": ("transfer:pull", "Fetch a file from a URL, checked before it takes its name."),
     "store": ("store:store", "Keep prompts on this machine and find them again."),
     "codecs": ("codecs:codecs", "List the codecs and their options."),
     "serve": ("serve:serve", "Serve a model over HTTP; prompts survive a restart."),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vkv._atomic import repeated
 from vkv.errors import VkvError
 from vkv.format.dependencies import SearchPath, resolver_for
 from vkv.format.document import Document, open_document
@@ -208,8 +207,7 @@ def _checked(document: Document, path: str) -> _File:
 
 
 def _download(document: Document, key: str, path: Path, progress: Progress | None) -> None:
-    part = path.with_name(f".{repeated(path.name)}.{key[:16]}.vkv-part")
-    transfer.download(document, key, path, part, progress)
+    transfer.download(document, key, path, transfer.partial_path(path, key), progress)
 
 
 def _names(document: Document) -> list[str]:

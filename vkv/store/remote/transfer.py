@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
-from vkv._atomic import sync_directory
+from vkv._atomic import repeated, sync_directory
 from vkv.errors import DigestError
 from vkv.format.container_write import write_all
 from vkv.format.document import Document
@@ -73,6 +73,11 @@ def download(
         os.fsync(fd)
         os.replace(part, dest)
     sync_directory(dest.parent)
+
+
+def partial_path(dest: Path, key: str) -> Path:
+    """Return where the bytes of the file with id ``key`` wait until they become ``dest``."""
+    return dest.with_name(f".{repeated(dest.name)}.{key[:16]}.vkv-part")
 
 
 @contextlib.contextmanager

@@ -26,8 +26,20 @@ def upload(
     target: str,
     url: str,
     progress: Progress | None = None,
+    *,
+    temp: str | None = None,
 ) -> None:
     """Send a file to ``root/target``, where it appears whole or not at all.
+
+    Args:
+        files: The file system.
+        path: The local file.
+        root: A folder there.
+        target: The object's path below ``root``.
+        url: Of the object, for messages.
+        progress: Called with (bytes done, bytes in all).
+        temp: A path below ``root`` that holds the bytes until all have come, where the file
+            system needs one; a new one in ``incoming`` by default.
 
     Raises:
         OSError: It cannot be read or stored; nothing has the name ``target``.
@@ -43,7 +55,7 @@ def upload(
         if is_flat(files):
             files.put_file(os.fspath(path), f"{root}/{target}", **options)
             return
-        temp = f"{root}/incoming/{os.getpid()}-{secrets.token_hex(4)}"
+        temp = f"{root}/{temp or f'incoming/{os.getpid()}-{secrets.token_hex(4)}'}"
         for name in (temp, f"{root}/{target}"):
             _make_folder(files, name)
         try:
