@@ -307,6 +307,41 @@ def test_damage_of_a_parent_does_not_spread(tmp_path):
         assert not (tmp_path / "1.vkv").exists()
 
 
+def damaged_copy(path, name: str):
+    """Copy a file beside itself under a name that is tried earlier, and flip its last bit."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.with_name(name).write_bytes(data)
+    return path.with_name(name)
+
+
+@pytest.mark.parametrize("codec", ["raw", "affine:bits=4", "tc:step=0.5"])
+def test_a_sound_copy_of_a_dependency_serves_where_another_is_damaged(tmp_path, codec):
+    cache = chain(tmp_path, codec, turns=2)
+    expected = values(tmp_path / "1.vkv")
+    damaged_copy(tmp_path / "0.vkv", f"{vkv.inspect(tmp_path / '0.vkv').id}.vkv")
+    assert same(values(tmp_path / "1.vkv"), expected)
+    assert vkv.validate(tmp_path / "1.vkv", deep=True).ok
+    (tmp_path / "other").mkdir()
+    for options in ({"inline": True}, {"codec": "raw"}):
+        vkv.convert(tmp_path / "1.vkv", tmp_path / "other" / "b.vkv", **options)
+        assert same(values(tmp_path / "other" / "b.vkv"), expected)
+    for layer in cache:
+        grow(layer, 70, 99)
+    save(tmp_path / "2.vkv", cache, 440, codec=codec, parent=tmp_path / "1.vkv")
+    assert vkv.inspect(tmp_path / "2.vkv").dependencies
+
+
+def test_where_all_copies_are_damaged_the_first_is_named(tmp_path):
+    chain(tmp_path, "affine:bits=4", turns=2)
+    id_of_parent = vkv.inspect(tmp_path / "0.vkv").id
+    first = damaged_copy(tmp_path / "0.vkv", f"{id_of_parent}.vkv")
+    damaged_copy(tmp_path / "0.vkv", "0.vkv")
+    with pytest.raises(DigestError, match=first.name):
+        vkv.load(tmp_path / "1.vkv")
+    assert first.name in str(vkv.validate(tmp_path / "1.vkv").findings)
+
+
 @pytest.mark.parametrize("inline", [True, False])
 def test_convert_does_not_replace_what_its_source_stands_on(tmp_path, inline):
     chain(tmp_path, "affine:bits=4", turns=2)

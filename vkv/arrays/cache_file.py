@@ -12,13 +12,14 @@ from vkv.arrays.deferred import DeferredVerification
 from vkv.arrays.reader import Reader, reader
 from vkv.codecs.protocol import DTYPES, Codec, Parts
 from vkv.codecs.segment_check import check_rereads, fit
-from vkv.errors import CodecError, HeaderError, VkvError
+from vkv.errors import CodecError, DigestError, HeaderError, VkvError
 from vkv.format import file_id
 from vkv.format.dependencies import (
     Dependency,
     FileResolver,
     SearchPath,
     default_resolver,
+    open_sound,
     resolver_for,
 )
 from vkv.format.document import Document, open_document
@@ -83,16 +84,42 @@ class CacheFile:
         file, there = key = self._locate(name)
         if key in self._tables:
             return self._tables[key]
-        x = self._reader_of(file).get(there, deferred)
+        x = self._reader.get(there, deferred) if file is None else self._external(file, name)
         if self.header.tensors[name].role == "table":
             self._tables[key] = x
         return x
 
+    def _external(self, file: FileId, name: str) -> mx.array:
+        """Return a stored tensor of another file, of a sound copy if the first is damaged.
+
+        Its digest is compared at once: later it would be too late for another copy.
+        """
+        dependency, its_reader = self._dependency(file)
+        there = dependency.name(self.header.tensors[name], name)
+        try:
+            return its_reader.get(there)
+        except DigestError:
+            dependency, its_reader = self._replaced(file)
+        return its_reader.get(dependency.name(self.header.tensors[name], name))
+
+    def _replaced(self, file: FileId) -> tuple[Dependency, Reader]:
+        """Close a damaged dependency and open a sound copy in its place."""
+        dependency, its_reader = self._dependencies.pop(file)
+        its_reader.close()
+        dependency.document.close()
+        dependency = open_sound(self._resolver, file, self.header)
+        self._dependencies[file] = dependency, reader(dependency.document, verify=self._verify)
+        return self._dependencies[file]
+
     def check(self, name: str) -> None:
         """Compare the digest of one stored tensor, wherever it is (D1)."""
         file, there = self._locate(name)
-        document = self.document if file is None else self._dependency(file)[0].document
-        document.check(there)
+        if file is None:
+            return self.document.check(there)
+        try:
+            self._dependency(file)[0].document.check(there)
+        except DigestError:
+            self._replaced(file)
 
     def _locate(self, name: str) -> tuple[FileId | None, str]:
         """Return the file that holds a stored tensor (``None``: this one), and its name there."""

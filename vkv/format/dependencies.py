@@ -8,7 +8,7 @@ against their headers before anything is parsed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -45,13 +45,20 @@ class FileResolver:
         self._unread = self._learn()
         self._failed, self._ended = 0, ""
 
-    def open(self, file_id: FileId) -> Document:
-        """Open the file whose id is ``file_id``.
+    def open(self, file_id: FileId, check: Callable[[Document], object] | None = None) -> Document:
+        """Open the file whose id is ``file_id``; of several, the first that is sound.
+
+        Args:
+            file_id: The id.
+            check: Raises ``VkvError`` for a file whose tensors are damaged: the next with this id
+                is tried. Headers are always checked.
 
         Raises:
             MissingFileError: No search path has it, or too many candidates would have to be
                 read (H12); the message names the id.
+            VkvError: Every file with this id is damaged: what ``check`` said of the first, by name.
         """
+        damage: VkvError | None = None
         for path in self._candidates(file_id):
             if self._failed == MAX_FAILED:
                 self._ended = f"after {MAX_FAILED} damaged files"
@@ -59,9 +66,14 @@ class FileResolver:
             if not _has_id(path, file_id):
                 continue
             try:
-                return open_document(path)
+                return _checked(open_document(path), check)
+            except _DamagedError as exc:
+                damage = damage or exc.error
+                self._failed += 1
             except (VkvError, OSError):
                 self._failed += 1
+        if damage is not None:
+            raise damage
         paths = [urls.shown(x) if isinstance(x, str) else str(x) for x in self.search_paths]
         raise MissingFileError(file_id, paths, ended=self._ended)
 
@@ -98,6 +110,26 @@ class FileResolver:
                 yield from sorted(path.glob("*.vkv"))
             else:
                 yield path
+
+
+class _DamagedError(Exception):
+    """Carry what is wrong with the tensors of a candidate."""
+
+    def __init__(self, error: VkvError):
+        self.error = error
+
+
+def _checked(document: Document, check: Callable[[Document], object] | None) -> Document:
+    try:
+        if check is not None:
+            check(document)
+    except VkvError as exc:
+        document.close()
+        raise _DamagedError(exc.within(document.name)) from None
+    except BaseException:
+        document.close()
+        raise
+    return document
 
 
 def _search_path(value: SearchPath) -> Path | str:
@@ -193,11 +225,22 @@ class Dependency:
                 rule="H12",
                 at="tensors",
             )
+        self._head = head
         self._names = {
             _content(stored): name
             for name, stored in document.header.tensors.items()
             if stored.file is None
         }
+
+    def check(self) -> None:
+        """Compare the digests of all tensors of this file that the other refers to.
+
+        Raises:
+            HeaderError: One is not there (H12).
+            DigestError: The bytes of one changed (D1).
+        """
+        for name in external_references(self._head).get(self.document.id, []):
+            self.document.check(self.name(self._head.tensors[name], name))
 
     def name(self, stored: Stored, at: str) -> str:
         """Return the name in this file of the tensor that ``stored`` refers to.
@@ -214,6 +257,19 @@ class Dependency:
                 at=at,
             )
         return name
+
+
+def open_sound(resolver: FileResolver, file_id: FileId, head: Header) -> Dependency:
+    """Open the first file with this id in which all that ``head`` refers to is undamaged.
+
+    Reads and hashes those tensors.
+
+    Raises:
+        MissingFileError: There is no such file (H12).
+        VkvError: All are damaged; the message names the first.
+    """
+    document = resolver.open(file_id, lambda document: Dependency(document, head).check())
+    return Dependency(document, head)
 
 
 def _content(stored: Stored) -> tuple[bytes, str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ from msgspec import structs
 from vkv._atomic import replacing
 from vkv.format import container_write, file_id, header
 from vkv.format.container_write import Pieces
-from vkv.format.dependencies import Dependency, FileResolver
+from vkv.format.dependencies import Dependency, FileResolver, open_sound
 from vkv.format.document import Document
 from vkv.format.file_id import FileId
 from vkv.format.framing import Form
@@ -46,7 +46,7 @@ def inline(
         OSError: ``dst`` cannot be written; what stood there is untouched.
     """
     head = source.header
-    others = {key: Dependency(resolver.open(key), head) for key in external_references(head)}
+    others = {key: open_sound(resolver, key, head) for key in external_references(head)}
     alone = header.replace(
         whole(head),
         metadata=head.metadata | header.metadata(metadata),

@@ -10,7 +10,7 @@ from typing import Any
 from vkv._paths import check_path
 from vkv.codecs.segment_check import check_rereads, fit
 from vkv.errors import VkvError
-from vkv.format.dependencies import Dependency, FileResolver, SearchPath, resolver_for
+from vkv.format.dependencies import FileResolver, SearchPath, open_sound, resolver_for
 from vkv.format.document import Document, open_document
 from vkv.format.framing import HEADER
 from vkv.format.layer_rules import check_layer, check_layers, is_basis
@@ -165,12 +165,9 @@ def _digest_errors(document: Document) -> Iterator[VkvError]:
 
 def _other_errors(document: Document, resolver: FileResolver) -> Iterator[VkvError]:
     """Check that what is used of each dependency is there and undamaged."""
-    for key, names in external_references(document.header).items():
+    for key in external_references(document.header):
         try:
-            with resolver.open(key) as found:
-                other = Dependency(found, document.header)
-                for name in names:
-                    found.check(other.name(document.header.tensors[name], name))
+            open_sound(resolver, key, document.header).document.close()
         except VkvError as exc:
             yield exc
 

@@ -166,8 +166,7 @@ def _copy_dependencies(
         lacking = entries.missing(db, index.layout, what.dependencies)
     copies = {key: folder / f"{key}.vkv" for key in lacking}
     for key, path in copies.items():
-        with resolver.open(FileId(key)) as document:
-            document.check_all()
+        with resolver.open(FileId(key), Document.check_all) as document:
             _copy(document, path)
     return copies
 

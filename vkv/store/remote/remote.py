@@ -70,11 +70,12 @@ class Remote:
         """
         self.objects.check_writable()
         with open_document(os.fspath(path)) as document:
-            files = [_checked(document, os.fspath(path))]
+            _check_all(document)
+            files = [_file(document, os.fspath(path))]
             resolver = resolver_for(document, search_paths)
             for key in external_references(document.header):
-                with resolver.open(key) as dependency:
-                    files.insert(0, _checked(dependency, dependency.name))
+                with resolver.open(key, _check_all) as dependency:
+                    files.insert(0, _file(dependency, dependency.name))
         for file in files:
             self._send(file, progress)
         sent = {file.key for file in files}
@@ -199,9 +200,12 @@ class _File:
     names: list[str]
 
 
-def _checked(document: Document, path: str) -> _File:
+def _check_all(document: Document) -> None:
     """Check every byte, so that damage is not passed on."""
     transfer.check(document, document.id)
+
+
+def _file(document: Document, path: str) -> _File:
     needed = frozenset(external_references(document.header))
     return _File(path, document.id, document.size, needed, _names(document))
 
