@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from vkv.codecs.registry import CODECS
 from vkv.format.schema import Header
 
 HERE = Path(__file__).parent / "v1"
+FORMAT = Path(__file__).parents[1] / "vkv" / "format"
 
 
 def schema() -> dict[str, Any]:
@@ -25,12 +27,26 @@ def registry() -> dict[str, list[int]]:
     return {codec: sorted(v for c, v in CODECS if c == codec) for codec in ids}
 
 
+def option_defaults() -> dict[str, Any]:
+    """Options of each codec by default, for keys and values of each dtype."""
+    return {
+        f"{codec}@{version}": {
+            tensor: {
+                dtype: asdict(cls.configure({}, tensor, dtype)) for dtype in ("BF16", "F16", "F32")
+            }
+            for tensor in ("keys", "values")
+        }
+        for (codec, version), cls in sorted(CODECS.items())
+    }
+
+
 def files() -> dict[Path, str]:
     """Path and text of each derived file."""
     rows = ",\n".join(f"  {json.dumps(c)}: {json.dumps(v)}" for c, v in registry().items())
     return {
         HERE / "header.schema.json": json.dumps(schema(), indent=2) + "\n",
         HERE / "registry.json": f"{{\n{rows}\n}}\n",
+        FORMAT / "option_defaults.json": json.dumps(option_defaults(), indent=1) + "\n",
     }
 
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from mlx_lm.models.cache import KVCache
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import ArraysCache, KVCache
+from rich.cells import cell_len
 
 import vkv
+from tests.cli.conftest import filled
+
+ROOT = Path(__file__).parents[2]
+GOOD = sorted((ROOT / "fixtures" / "v1" / "good").glob("*.vkv"))
 
 BLOCKS = """\
 layers 0-1  kv, offset 96
@@ -23,9 +31,9 @@ layer 3     kv, offset 96
 """
 
 
-def test_a_file_from_top_to_bottom(run, files):
+def test_all_layers_from_top_to_bottom(run, files):
     path = files / "affine.vkv"
-    info, ran = vkv.inspect(path), run("inspect", path)
+    info, ran = vkv.inspect(path), run("inspect", "--layers", path)
     assert (ran.status, ran.err) == (0, "")
     title, identity, blocks, account = ran.out.split("\n\n")[0].partition("\n")[::2] + tuple(
         ran.out.split("\n\n")[1:]
@@ -85,17 +93,111 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_next(run, files):
     assert ran.err == "vkv: error: none: No such file or directory\n"
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("path", GOOD, ids=lambda p: p.stem)
+def test_a_file_is_one_screen(run, path, width, monkeypatch):
+    """At most 24 lines of at most the terminal's width, and no number is cut."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    ran = run("inspect", path)
+    title, *lines = ran.out.splitlines()
+    assert (ran.status, ran.err, title) == (0, "", str(path))
+    assert len(lines) <= 23
+    assert max(map(cell_len, lines)) <= width
+    info = vkv.inspect(path)
+    assert f"{info.size:,}" in ran.out or info.size < 1000
+    bars = lines[lines.index("") + 1 :]
+    counts = [int(line.split("%")[0].rsplit(None, 2)[-2].replace(",", "")) for line in bars]
+    assert sum(counts) == info.size
+
+
+def test_the_worst_file_is_one_screen(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    cache = [filled(KVCache(), dim=d) for d in (64, 80, 96, 112, 128)] + [ArraysCache(9)]
+    for i in range(9):
+        cache[-1][i] = mx.zeros((1, 4 + i % 3), (mx.float32, mx.float16, mx.int32)[i % 3])
+    metadata = {f"key {i} {'x' * 90}": "y" * 900 for i in range(50)}
+    codec = {"keys": "affine:bits=4", "values": "nsnquant"}
+    vkv.save(tmp_path / "a.vkv", cache, tokens=range(96), codec=codec, metadata=metadata)
+    ran = run("inspect", tmp_path / "a.vkv")
+    assert ran.status == 0
+    assert len(ran.out.splitlines()) <= 24
+    assert max(map(cell_len, ran.out.splitlines()[1:])) <= 60
+    assert "more, with --layers" in ran.out
+    assert "  note" in ran.out
+
+
+def test_the_screen_of_one_file(run, files, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    path = files / "affine.vkv"
+    info, out = vkv.inspect(path), run("inspect", path).out
+    group = info.accounting.groups["keys"]
+    assert f"  id        {info.id}\n" in out
+    assert "  layers    3 kv, 1 rotating (max_size 128)\n" in out
+    assert "  keys      affine 4, 3 layers\n" in out
+    assert "            raw, 1 layer" not in out
+    assert "  note      asked for affine:bits=4, stored raw: head dim 80" in out
+    assert r"model=some/model, odd=a\x1b[31m\n" in out
+    assert "  digests   not checked; `vkv validate` does\n" in out
+    assert f"{info.accounting.bits:.2f} bits per element" in out
+    assert group.bytes
+
+
+def test_options_are_shown_where_they_are_not_the_default(run, tmp_path):
+    for i, codec in enumerate(["affine:bits=4", "affine:bits=8,group=32"]):
+        vkv.save(tmp_path / f"{i}.vkv", [filled(KVCache())], tokens=range(96), codec=codec)
+    assert "affine 4, 1 layer" in run("inspect", tmp_path / "0.vkv").out
+    assert "affine 8, group 32, 1 layer" in run("inspect", tmp_path / "1.vkv").out
+
+
+def test_ranges_of_options(run):
+    out = run("inspect", ROOT / "fixtures/v1/good/rope-segments.vkv").out
+    assert "affine 4 to 8, group 32, 1 layer, 2 tokens raw" in out
+    assert "=0.0" not in out
+
+
+def test_several_files_are_a_table(run, files, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    ran = run("inspect", files / "raw.vkv", "none", files / "affine.vkv")
+    head, *rows, total = ran.out.splitlines()
+    assert head.split() == ["FILE", "SIZE", "BITS", "TOKENS", "CODEC", "MODEL"]
+    assert all(row.split()[0].endswith(".vkv") for row in rows)
+    assert len(rows) == 2
+    assert max(map(len, ran.out.splitlines())) <= 60
+    assert total.startswith("2 files, ")
+    assert (ran.status, ran.err) == (1, "vkv: error: none: No such file or directory\n")
+
+
+@pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colour_is_for_a_terminal_without_no_color(run, files, monkeypatch, env, coloured):
+    for name, value in ({"FORCE_COLOR": "1", "COLUMNS": "80", "TERM": "xterm"} | env).items():
+        monkeypatch.setenv(name, value)
+    assert ("\x1b[" in run("inspect", files / "raw.vkv").out) is coloured
+    monkeypatch.delenv("FORCE_COLOR")
+    assert "\x1b[" not in run("inspect", files / "raw.vkv").out
+
+
+def test_how_the_prompt_begins(run, saved, files, other_model):
+    out = run("inspect", "--text", saved).out
+    assert "  prompt" in out
+    assert "Hello" in next(line for line in out.splitlines() if "  prompt" in line)
+    ran = run("inspect", "--text", files / "raw.vkv")
+    assert ran.status == 1
+    assert "pass --tokenizer DIR" in ran.err
+
+
 def test_an_empty_cache(run, tmp_path):
     from mlx_lm.models.cache import KVCache
 
     vkv.save(tmp_path / "empty.vkv", [KVCache()])
     out = run("inspect", tmp_path / "empty.vkv").out
+    assert "  layers   1 kv\n" in out
+    assert "  tokens   not recorded\n" in out
+    out = run("inspect", "--layers", tmp_path / "empty.vkv").out
     assert "\nlayer 0  kv, offset 0\n" in out
-    assert "  tokens     not recorded\n" in out
     assert "the parts add up" in out
 
 
 def test_a_long_value_is_cut(run, tmp_path):
     vkv.save(tmp_path / "a.vkv", [KVCache()], metadata={"long": "x" * 5000})
-    out = run("inspect", tmp_path / "a.vkv").out
+    out = run("inspect", "--layers", tmp_path / "a.vkv").out
     assert f"  metadata   long = {'x' * 200}… (5,000 characters)\n" in out

@@ -24,7 +24,7 @@ from vkv.demo import model as demo_model
 from vkv.errors import VkvError
 from vkv.format.info import Info
 from vkv_cli import text
-from vkv_cli.commands.inspect import lines
+from vkv_cli.commands import inspect_screen
 from vkv_cli.compute import Sampling, answer, prefill
 from vkv_cli.demo_text import QUESTION, SYSTEM_PROMPT
 from vkv_cli.models import ModelChoice, load_model
@@ -133,7 +133,8 @@ def _in_this_process(
         options = owner | {"metadata": choice.metadata()}
         infos.append(vkv.save(place / file, cache, tokens=tokens, codec=codec, **options))
         show_written(infos[-1])
-    click.echo("\n" + "\n".join(lines(infos[-1])))
+    click.echo()
+    inspect_screen.show(infos[-1])
     sound = all(vkv.validate(info.path, deep=True, **owner).ok for info in infos)
     live = Prompt(cache, tokens, infos[0])
     rest = live.turn(tokenizer, QUESTION)
