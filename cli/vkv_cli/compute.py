@@ -13,7 +13,9 @@ from typing import Any
 
 import click
 
+import vkv
 from vkv.errors import VkvError
+from vkv_cli.checkpoint_options import CheckpointChoice
 from vkv_cli.progress import progress
 
 
@@ -31,15 +33,24 @@ def prefill(
     model: Any,
     tokens: list[int],
     *,
+    marks: CheckpointChoice | None = None,
+    messages: list[dict[str, Any]] | None = None,
+    tokenizer: Any = None,
     max_kv_size: int | None = None,
     prefill_step_size: int | None = None,
     **options: Any,
 ) -> list[Any]:
     """Compute the cache of ``tokens``, as ``mlx_lm.cache_prompt`` does.
 
+    Caches that cannot be cut get checkpoints.
+
     Args:
         model: The model.
         tokens: The prompt.
+        marks: Where checkpoints are taken, if there are any; by default at the ends of
+            ``messages``.
+        messages: The conversation that ``tokens`` encode; ``None`` if there is none.
+        tokenizer: Its tokenizer.
         max_kv_size: Keep only so many last tokens.
         prefill_step_size: As ``step_size`` takes it.
         options: Passed on to ``mlx_lm.generate.generate_step``.
@@ -47,25 +58,45 @@ def prefill(
     Raises:
         VkvError: There is nothing to compute, or the cache cannot be quantized.
     """
-    import mlx.core as mx
-    from mlx_lm.generate import generate_step
     from mlx_lm.models.cache import make_prompt_cache
+
+    from vkv.caches.checkpoints.record import lets_go
 
     if not tokens:
         raise VkvError("an empty prompt: there is nothing to compute")
     if max_kv_size is not None and hasattr(model, "make_cache"):
         warnings.warn("this model makes its own caches: --max-kv-size has no effect", stacklevel=2)
     cache: list[Any] = make_prompt_cache(model, max_kv_size)
+    marks = marks or CheckpointChoice("none", None, None)
+    points = marks.points(None if messages is None else "messages")
+    if marks.given and not lets_go(cache):
+        warnings.warn("this model's cache can be cut anywhere: no checkpoints", stacklevel=2)
+    if points is None or not lets_go(cache):
+        return _without_checkpoints(model, tokens, cache, step_size(prefill_step_size), options)
+    if options.get("kv_bits") is not None:
+        if marks.given:
+            raise click.UsageError("--kv-bits does not go with checkpoints.")
+        return _without_checkpoints(model, tokens, cache, step_size(prefill_step_size), options)
+    with progress("computing the prompt", unit="tokens") as step:
+        return vkv.prefill(
+            model, tokens, checkpoints=points, messages=messages, tokenizer=tokenizer,
+            checkpoint_share=marks.checkpoint_share, cache=cache, progress=step,
+            step=step_size(prefill_step_size),
+        ).cache  # fmt: skip
+
+
+def _without_checkpoints(
+    model: Any, tokens: list[int], cache: list[Any], size: int, options: dict[str, Any]
+) -> list[Any]:
+    """Fill ``cache`` by mlx-lm's own prefill, in steps of ``size`` tokens, and return it."""
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+
     with progress("computing the prompt", unit="tokens") as step:
         steps = generate_step(
-            mx.array(tokens),
-            model,
-            max_tokens=0,
-            prompt_cache=cache,
-            prompt_progress_callback=step,
-            prefill_step_size=step_size(prefill_step_size),
-            **options,
-        )
+            mx.array(tokens), model, max_tokens=0, prompt_cache=cache,
+            prompt_progress_callback=step, prefill_step_size=size, **options,
+        )  # fmt: skip
         try:
             collections.deque(steps, maxlen=0)
         except (NotImplementedError, ValueError) as exc:

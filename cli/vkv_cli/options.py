@@ -24,7 +24,7 @@ from vkv_cli.prompt_options import PromptOptions
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _gather(name: str, into: type[Any], *options: Decorator) -> Decorator:
+def gather(name: str, into: type[Any], *options: Decorator) -> Decorator:
     """Add ``options`` to a command and hand it one ``into`` as argument ``name``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def _gather(name: str, into: type[Any], *options: Decorator) -> Decorator:
 def model_options(*, required: bool = False, note: str = "") -> Decorator:
     """Add the options of ``choice: ModelChoice``."""
     text = "A local directory, or a repository on the Hugging Face hub."
-    return _gather(
+    return gather(
         "choice",
         ModelChoice,
         click.option("--model", required=required, help=f"{text} {note}".strip()),
@@ -86,7 +86,7 @@ class CodecChoice:
 def codec_options(default: str = "raw", note: str = "") -> Decorator:
     """Add the options of ``codecs: CodecChoice``."""
     text = f"Codec, e.g. affine:bits=4,group=64; `vkv codecs` lists them. {note}".strip()
-    return _gather(
+    return gather(
         "codecs",
         CodecChoice,
         click.option("--codec", metavar="CODEC", help=f"{text}  [default: {default}]"),
@@ -104,7 +104,7 @@ def basis_option(note: str = "") -> Decorator:
 
 def sampling_options() -> Decorator:
     """Add the options of ``sampling: Sampling``."""
-    return _gather(
+    return gather(
         "sampling",
         Sampling,
         click.option(
@@ -149,7 +149,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 def prompt_options() -> Decorator:
     """Add the options of ``words: PromptOptions``."""
-    return _gather(
+    return gather(
         "words",
         PromptOptions,
         click.option("-p", "--prompt", metavar="TEXT", help="The user's message; - reads stdin."),

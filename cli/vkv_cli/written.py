@@ -26,7 +26,8 @@ def show_written(info: Info, as_json: bool = False, *, err: bool = False) -> Non
         counts = ", ".join(f"{c['tokens']:,}" for c in info.checkpoints)
         size = text.size(sum(c["bytes"] for c in info.checkpoints))
         click.echo(
-            f"note: checkpoints after {counts} tokens take {size}, on top of the rate of the codec",
+            f"note: this cache cannot be cut: checkpoints after {counts} tokens take {size}, on "
+            "top of the rate of the codec",
             err=err,
         )
     for note in info.notes:

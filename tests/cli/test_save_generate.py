@@ -402,3 +402,94 @@ def test_generate_says_what_is_not_packed(run, model, tmp_path):
     assert note.startswith(f"Note: {text}")
     assert run(*args, "--json").json["notes"][0].startswith(text)
     assert run(*args[:-1], "dense", "--json").json["notes"] == []
+
+
+@pytest.fixture(scope="module")
+def ring_model(tmp_path_factory):
+    """Directory of a tiny model with sliding windows."""
+    made = tiny.MODELS["gemma3_text"]()
+    return tiny.save_dir(made, tiny.tokenizer(), tmp_path_factory.mktemp("ring"))
+
+
+@pytest.fixture
+def talk(tmp_path):
+    turns = [("system", SYSTEM), ("user", QUESTION), ("assistant", "It is."), ("user", "Why?")]
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps([{"role": role, "content": text} for role, text in turns]))
+    return path
+
+
+def points(path) -> list[int]:
+    return [c["tokens"] for c in vkv.inspect(path).checkpoints]
+
+
+def test_a_cache_that_cannot_be_cut_gets_checkpoints_by_default(run, ring_model, tmp_path, talk):
+    path = tmp_path / "a.vkv"
+    ran = run("save", "--model", ring_model, "--messages", talk, "-o", path)
+    found = vkv.inspect(path)
+    assert len(found.checkpoints) >= 2
+    assert found.checkpoints[0]["message"]
+    assert "note: this cache cannot be cut: checkpoints after " in ran.out
+    text = tiny.tokenizer().decode(vkv.load(path).tokens[: found.checkpoints[0]["tokens"]])
+    assert SYSTEM in text
+    assert QUESTION not in text
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--checkpoints", "20,40"], [20, 40, -1]),
+        (["--checkpoints", "none"], []),
+        (["--checkpoint-every", 30, "--checkpoint-share", 50], [30, 60, 90, -1]),
+        (["--checkpoints", "messages", "--checkpoint-share", 0], []),
+    ],
+)
+def test_where_checkpoints_are_taken(run, ring_model, tmp_path, talk, options, expected):
+    path = tmp_path / "a.vkv"
+    ran = run("save", "--model", ring_model, "--messages", talk, "-o", path, *options)
+    assert ran.status == 0, ran.err
+    last = vkv.inspect(path).tokens - 1
+    found = [p for p in points(path) if p <= 90 or p == last]
+    assert found == [last if p < 0 else p for p in expected]
+
+
+def test_a_cache_that_can_be_cut_gets_none(run, model, tmp_path, talk):
+    path = tmp_path / "a.vkv"
+    ran = run("save", "--model", model, "--messages", talk, "-o", path, "--checkpoints", "20")
+    assert points(path) == []
+    assert "can be cut anywhere: no checkpoints" in ran.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--checkpoints", "x"],
+        ["--checkpoints", "20", "--checkpoint-every", 3],
+        ["--checkpoints", "-5"],
+        ["--checkpoint-share", "nan"],
+        ["--checkpoint-every", 0],
+    ],
+)
+def test_options_of_checkpoints_that_are_refused(run, ring_model, tmp_path, options):
+    ran = run("save", "--model", ring_model, "-p", "Hi", "-o", tmp_path / "a.vkv", *options)
+    assert ran.status == 2
+    assert not (tmp_path / "a.vkv").exists()
+
+
+def test_generate_goes_on_at_a_point_and_keeps_one_more(run, ring_model, tmp_path, talk):
+    first, second = tmp_path / "a.vkv", tmp_path / "b.vkv"
+    run("save", "--model", ring_model, "--messages", talk, "-o", first)
+    held, at = vkv.inspect(first).tokens, points(first)
+    options = ["--prompt", "And?", "--max-tokens", 3, "--json"]
+    ran = run("generate", first, *options, "--model", ring_model, "--save", second)
+    assert ran.json["prompt_tokens"]["reused"] == held
+    assert points(second)[-1] == held
+    assert points(second)[0] == at[0]
+    ran = run("generate", second, *options, "--model", ring_model, "--at", at[0] + 1)
+    assert ran.json["prompt_tokens"]["reused"] == at[0]
+    assert ran.json["notes"] == [
+        f"at {at[0]} tokens, the nearest usable point to the {at[0] + 1} asked for"
+    ]
+    ran = run("generate", second, *options, "--model", ring_model, "--at", 1)
+    assert ran.status == 1
+    assert "no point at or before 1 tokens" in ran.err

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import vkv
+from vkv.caches.checkpoints.cap import SHARE, with_checkpoint
 from vkv.caches.prompt import Prompt
 from vkv.caches.saving.write import check_target
 from vkv.errors import VkvError
 from vkv.format.file_id import FileId
 from vkv.format.info import Info
 from vkv_cli import text
+from vkv_cli.checkpoint_options import share_option
 from vkv_cli.compute import Answer, Sampling, answer
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import (
@@ -51,6 +53,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Caches in memory: mlx-lm's own, or the file's codes, decoded at every step.",
 )
+@click.option(
+    "--at",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Go on from the first N tokens of FILE, or from its last checkpoint before.",
+)
 @click.option("--force", is_flag=True, help="Go on in spite of another model or tokenizer.")
 @output_option("--save", required=False, what="Save the grown cache to this file")
 @click.option(
@@ -58,6 +66,14 @@ if TYPE_CHECKING:
     is_flag=True,
     help="--save only what FILE does not hold; the new file cannot be read without it.",
 )
+@click.option(
+    "--checkpoints",
+    type=click.Choice(["messages", "none"]),
+    default="messages",
+    show_default=True,
+    help="For --save, where a cache cannot be cut: keep one at the end of the last message too.",
+)
+@share_option
 @search_path_option
 @codec_options(default="the file's own", note="For --save.")
 @basis_option("of FILE, or for --save")
@@ -73,9 +89,12 @@ def generate(
     sampling: Sampling,
     ignore_chat_template: bool,
     live: LiveForm,
+    at: int | None,
     force: bool,
     save: Path | None,
     incremental: bool,
+    checkpoints: str,
+    checkpoint_share: float | None,
     search_paths: list[str] | None,
     codecs: CodecChoice,
     basis: Path | None,
@@ -104,11 +123,13 @@ def generate(
     model, tokenizer = load_model(choice)
     owner = {"model": model, "tokenizer": tokenizer}
     loaded, reading = _read(
-        file, **owner, live=live, force=force, search_paths=search_paths, basis=basis
+        file, **owner, live=live, at=at, force=force, search_paths=search_paths, basis=basis
     )
     plain = ignore_chat_template or info.metadata.get(PLAIN) == "true"
     rest = loaded.turn(tokenizer, words, plain=plain)
     reused = len(loaded.tokens or [])
+    if save is not None and checkpoints == "messages":
+        loaded.cache = with_checkpoint(loaded.cache, loaded.tokens or [], message=True)
     found = answer(loaded.cache, rest, model, tokenizer, sampling, reused, echo=not as_json)
     loaded.extend(found.tokens)
     saved = None
@@ -123,6 +144,8 @@ def generate(
             parent=file if incremental else None,
             search_paths=search_paths,
             basis=basis,
+            checkpoints=checkpoints == "messages",
+            checkpoint_share=SHARE if checkpoint_share is None else checkpoint_share,
             **owner,
         )
         if incremental and not saved.dependencies:

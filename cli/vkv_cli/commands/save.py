@@ -9,6 +9,7 @@ import click
 
 import vkv
 from vkv_cli import compute
+from vkv_cli.checkpoint_options import CheckpointChoice, checkpoint_options
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import (
     CodecChoice,
@@ -45,6 +46,7 @@ from vkv_cli.written import show_written
     "prompts as they are.",
 )
 @prefill_step_size
+@checkpoint_options
 @click.option(
     "--force", is_flag=True, help="Save also where the prompt is too short for the rate of tc."
 )
@@ -56,6 +58,7 @@ def save(
     codecs: CodecChoice,
     basis: Path | None,
     meta: dict[str, str],
+    marks: CheckpointChoice,
     force: bool,
     as_json: bool,
     **prefill: Any,
@@ -67,13 +70,20 @@ def save(
     prompt alone, or a conversation that ends with an answer, `vkv generate` begins
     the next message.
 
+    A sliding window or recurrent state cannot be cut back to an earlier token. Files of
+    such models keep checkpoints, to which `vkv generate --at`, a store and `vkv serve` go back.
+
     The file appears whole or not at all; an existing one is replaced in one step.
     """
     messages = words.read()
     spec = codecs.spec()
     model, tokenizer = load_model(choice)
     tokens = words.tokens(messages, tokenizer)
-    cache = compute.prefill(model, tokens, **prefill)
+    plain = words.ignore_chat_template or not tokenizer.has_chat_template
+    cache = compute.prefill(
+        model, tokens, marks=marks, messages=None if plain else messages, tokenizer=tokenizer,
+        **prefill,
+    )  # fmt: skip
     with progress(f"writing {output.name}", unit="bytes") as step:
         info = vkv.save(
             output, cache, tokens=tokens, model=model, tokenizer=tokenizer, codec=spec,

@@ -6,9 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from vkv.caches.checkpoints.record import Checkpoint
+from vkv.caches.checkpoints.record import (
+    Checkpoint,
+    CheckpointedCache,
+    checkpoints_of,
+    lets_go,
+    take,
+)
 from vkv.caches.kinds import live
 from vkv.errors import VkvError
+from vkv.format.limits import FEW as MAX_CHECKPOINTS
 
 #: Default where vkv chooses the points. A new question or an edited message saves most of a
 #: prompt's computation, so a third of its bytes is a fair price; more is the caller's choice.
@@ -34,15 +41,14 @@ def within(
 
     Args:
         checkpoints: In ascending order.
-        share: Bytes of all checkpoints over ``cache_bytes``; ``None`` keeps them all. 0 keeps
-            none; with more, ``ALWAYS`` checkpoints are kept whatever they cost.
+        share: Bytes of all checkpoints over ``cache_bytes``; ``None`` keeps all that a file
+            can hold. 0 keeps none; with more, ``ALWAYS`` are kept whatever they cost.
         cache_bytes: Bytes of the cache.
     """
-    if share is None:
-        return tuple(checkpoints)
-    check_share(share)
-    left, kept = share * cache_bytes, list[Checkpoint]()
-    for checkpoint in _by_worth(checkpoints):
+    check_share(0 if share is None else share)
+    left = math.inf if share is None else share * cache_bytes
+    kept = list[Checkpoint]()
+    for checkpoint in _by_worth(checkpoints)[:MAX_CHECKPOINTS]:
         left -= checkpoint.nbytes
         if share == 0 or (left < 0 and len(kept) >= ALWAYS):
             break
@@ -60,3 +66,18 @@ def _by_worth(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
 def cache_bytes(caches: Sequence[Any]) -> int:
     """Return the bytes that caches hold, without the padding of growing buffers."""
     return sum(map(live.nbytes, caches))
+
+
+def with_checkpoint(
+    caches: Sequence[Any], ids: Sequence[int], *, message: bool = False
+) -> CheckpointedCache:
+    """Return the caches with one more checkpoint: as they are now, if any lets go of tokens.
+
+    Args:
+        caches: One per layer, and the checkpoints they carry.
+        ids: What they hold.
+        message: They end with a message.
+    """
+    known = [c for c in checkpoints_of(caches) if c.fits(ids) and c.tokens < len(ids)]
+    new = [take(caches, len(ids), message=message, ids=ids)] if ids and lets_go(caches) else []
+    return CheckpointedCache(caches, within([*known, *new], None, 0))

@@ -94,6 +94,11 @@ def leaves(caches: Sequence[Any], at: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield (*at, i), cache
 
 
+def lets_go(caches: Sequence[Any]) -> bool:
+    """Return whether any of the caches may let go of tokens, so that checkpoints are of use."""
+    return any(live.lets_go(cache) for _, cache in leaves(caches))
+
+
 def take(
     caches: Sequence[Any],
     tokens: int,

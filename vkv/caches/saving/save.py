@@ -164,8 +164,7 @@ def _check_inputs(path: str | os.PathLike[str], provenances: Iterable[Provenance
 
 
 def _kept(caches: Sequence[Any], share: float | None) -> tuple[Checkpoint, ...]:
-    found = checkpoints_of(caches)
-    return found if share is None else within(found, share, cache_bytes(caches))
+    return within(checkpoints_of(caches), share, 0 if share is None else cache_bytes(caches))
 
 
 def _check_positions(model: Any) -> None:
