@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,11 +80,3 @@ share_option = click.option(
     help="What they may cost, over the cache; the oldest are dropped first.  "
     "[default: 0.3; no limit for N,N,…]",
 )  # fmt: skip
-
-
-def checkpoint_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of ``marks: CheckpointChoice``."""
-    from vkv_cli.options import gather
-
-    decorate = gather("marks", CheckpointChoice, checkpoints_option, every_option, share_option)
-    return decorate(function)

@@ -17,6 +17,12 @@ from typing import Any
 import click
 
 from vkv.sources.urls import is_url
+from vkv_cli.checkpoint_options import (
+    CheckpointChoice,
+    checkpoints_option,
+    every_option,
+    share_option,
+)
 from vkv_cli.compute import Sampling
 from vkv_cli.models import ModelChoice
 from vkv_cli.prompt_options import PromptOptions
@@ -24,7 +30,7 @@ from vkv_cli.prompt_options import PromptOptions
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def gather(name: str, into: type[Any], *options: Decorator) -> Decorator:
+def _gather(name: str, into: type[Any], *options: Decorator) -> Decorator:
     """Add ``options`` to a command and hand it one ``into`` as argument ``name``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +50,7 @@ def gather(name: str, into: type[Any], *options: Decorator) -> Decorator:
 def model_options(*, required: bool = False, note: str = "") -> Decorator:
     """Add the options of ``choice: ModelChoice``."""
     text = "A local directory, or a repository on the Hugging Face hub."
-    return gather(
+    return _gather(
         "choice",
         ModelChoice,
         click.option("--model", required=required, help=f"{text} {note}".strip()),
@@ -86,13 +92,18 @@ class CodecChoice:
 def codec_options(default: str = "raw", note: str = "") -> Decorator:
     """Add the options of ``codecs: CodecChoice``."""
     text = f"Codec, e.g. affine:bits=4,group=64; `vkv codecs` lists them. {note}".strip()
-    return gather(
+    return _gather(
         "codecs",
         CodecChoice,
         click.option("--codec", metavar="CODEC", help=f"{text}  [default: {default}]"),
         click.option("--keys", metavar="CODEC", help="Codec of the keys alone."),
         click.option("--values", metavar="CODEC", help="Codec of the values alone."),
     )
+
+
+def checkpoint_options() -> Decorator:
+    """Add the options of ``marks: CheckpointChoice``."""
+    return _gather("marks", CheckpointChoice, checkpoints_option, every_option, share_option)
 
 
 def basis_option(note: str = "") -> Decorator:
@@ -104,7 +115,7 @@ def basis_option(note: str = "") -> Decorator:
 
 def sampling_options() -> Decorator:
     """Add the options of ``sampling: Sampling``."""
-    return gather(
+    return _gather(
         "sampling",
         Sampling,
         click.option(
@@ -149,7 +160,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 def prompt_options() -> Decorator:
     """Add the options of ``words: PromptOptions``."""
-    return gather(
+    return _gather(
         "words",
         PromptOptions,
         click.option("-p", "--prompt", metavar="TEXT", help="The user's message; - reads stdin."),

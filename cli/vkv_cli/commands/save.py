@@ -9,11 +9,12 @@ import click
 
 import vkv
 from vkv_cli import compute
-from vkv_cli.checkpoint_options import CheckpointChoice, checkpoint_options
+from vkv_cli.checkpoint_options import CheckpointChoice
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import (
     CodecChoice,
     basis_option,
+    checkpoint_options,
     codec_options,
     meta_option,
     model_options,
@@ -46,7 +47,7 @@ from vkv_cli.written import show_written
     "prompts as they are.",
 )
 @prefill_step_size
-@checkpoint_options
+@checkpoint_options()
 @click.option(
     "--force", is_flag=True, help="Save also where the prompt is too short for the rate of tc."
 )
