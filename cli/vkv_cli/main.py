@@ -25,6 +25,8 @@ COMMANDS = {
         "Turn an mlx-lm prompt cache, or a .vkv file, into a .vkv file.",
     ),
     "diff": ("diff:diff", "Show what differs between two files."),
+    "chat": ("chat:chat", "Go on from a file in a conversation, turn by turn."),
+    "prefill": ("prefill:prefill", "Put the documents of a folder into a store."),
     "push": ("transfer:push", "Send a file to a URL (s3://, hf:// and others)."),
     "pull": ("transfer:pull", "Fetch a file from a URL, checked before it takes its name."),
     "store": ("store:store", "Keep prompts on this machine and find them again."),

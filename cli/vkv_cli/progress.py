@@ -39,6 +39,8 @@ def progress(label: str, *, unit: str = "") -> Iterator[Progress]:
     elif unit:
         columns += [rich_progress.BarColumn(), f"{{task.completed}}/{{task.total}} {unit}"]
     columns.append(rich_progress.TimeElapsedColumn())
+    if unit:
+        columns += ["left", rich_progress.TimeRemainingColumn()]
     with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(escape(printable(label)), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -63,3 +63,32 @@ def test_what_is_neither(run, tmp_path):
     assert ran.status == 1
     assert ran.err.startswith(f"vkv: error: {tmp_path / 'a.txt'}")
     assert ran.err.count("\n") == 1
+
+
+def test_many_into_a_folder(run, saved, prompt_cache, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "bad.safetensors").write_text("hello, hello, hello")
+    bad = tmp_path / "bad.safetensors"
+    ran = run("convert", prompt_cache, bad, saved, tmp_path / "out")
+    assert ran.status == 1
+    assert ran.err.startswith(f"vkv: error: {bad}")
+    names = {f"{prompt_cache.stem}.vkv", "saved.vkv"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == names
+    assert vkv.inspect(tmp_path / "out" / "saved.vkv").id == vkv.inspect(saved).id
+
+
+def test_many_that_would_replace_each_other_are_refused(run, saved, tmp_path):
+    (tmp_path / "saved.vkv").write_bytes(saved.read_bytes())
+    before = (tmp_path / "saved.vkv").read_bytes()
+    (tmp_path / "out").mkdir()
+    for args, words in (
+        ([saved, tmp_path / "saved.vkv", tmp_path / "out"], "several files would become"),
+        ([tmp_path / "saved.vkv", tmp_path], "is one of the files to convert"),
+        ([saved, saved, tmp_path / "out.vkv"], "several files need a folder"),
+        ([saved, tmp_path / "b", tmp_path / "out", "-p", "x", "--model", "m"], "of one file"),
+    ):
+        ran = run("convert", *args)
+        assert ran.status == 2
+        assert words in ran.err
+    assert list((tmp_path / "out").iterdir()) == []
+    assert (tmp_path / "saved.vkv").read_bytes() == before

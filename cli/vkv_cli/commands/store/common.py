@@ -46,7 +46,7 @@ def _store(context: click.Context, _: click.Parameter, value: str | None) -> vkv
 
 
 #: Commands that make a store where there is none.
-MAKING = ("add", "pull")
+MAKING = ("add", "prefill", "pull")
 #: ``store: PromptStore``.
 store_option = click.option(
     "--store", metavar="DIR", callback=_store,
