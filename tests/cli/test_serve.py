@@ -10,8 +10,8 @@ import pytest
 
 import vkv
 from tests.helpers.http_client import connect, receive, request_bytes
+from tests.helpers.serve_process import Process
 from tests.serve.conftest import FIRST, ask
-from tests.serve.process import Process
 
 #: Keeps the tokens that end an answer of the tiny models out of it.
 NO_END = {"256": -1000, "257": -1000, "258": -1000}

@@ -25,7 +25,8 @@ from pathlib import Path
 from fixtures.models import tiny
 from tests.helpers import hostile_clients as clients
 from tests.helpers.http_client import TEXT, send
-from tests.serve.process import Process
+from tests.helpers.serve_process import Process
+from tests.helpers.stalls import Stalls
 
 #: Each with its share of the clients, and the results that are right.
 KINDS: dict[str, tuple[int, Callable[[str, random.Random], str], tuple[str, ...]]] = {
@@ -54,15 +55,18 @@ class Load:
         wrong: Other results, as (seconds since the start, kind, result).
         slowest: Seconds of the slowest well-formed request.
         memory: Samples of the server's resident memory, in MB.
+        stalls: What the server did when a request had no answer for long.
     """
 
-    def __init__(self, server: Process, store: Path | None, count: int, seconds: float):
+    def __init__(
+        self, server: Process, store: Path | None, count: int, seconds: float, stalls: Stalls
+    ):
         self.server, self._store, self._count, self.seconds = server, store, count, seconds
         self.right: Counter[str] = Counter()
         self.wrong: list[tuple[float, str, str]] = []
         self.slowest = 0.0
         self.memory: list[float] = []
-        self.full = 0
+        self.full, self.stalls = 0, stalls
         self._lock = threading.Lock()
         self._start = time.monotonic()
         self._done = threading.Event()
@@ -72,7 +76,7 @@ class Load:
         kinds = [name for name, (share, _, _) in KINDS.items() for _ in range(share)]
         names = [kinds[i * _SHARES // self._count % _SHARES] for i in range(self._count)]
         loops = [(self._client, (name, i)) for i, name in enumerate(names)]
-        others = [(self._mistype, ()), (self._sample, ()), (self._fill, ())]
+        others = [(self._mistype, ()), (self._sample, ()), (self._fill, ()), (self._watch, ())]
         threads = [threading.Thread(target=target, args=args) for target, args in loops + others]
         for thread in threads:
             thread.start()
@@ -86,10 +90,11 @@ class Load:
         _, ask, expected = KINDS[kind]
         while not self._done.is_set() and self.server.process.poll() is None:
             start = time.monotonic()
-            try:
-                result = ask(self.server.url, rng)
-            except OSError as exc:
-                result = f"{type(exc).__name__}: {exc}"
+            with self.stalls.asking(kind):
+                try:
+                    result = ask(self.server.url, rng)
+                except OSError as exc:
+                    result = f"{type(exc).__name__}: {exc}"
             self._count_one(kind, result, expected, time.monotonic() - start)
             self._done.wait(rng.uniform(0, 0.2))
 
@@ -111,6 +116,10 @@ class Load:
                 status, _ = send(self.server.url, TEXT, body)
                 took = time.monotonic() - start
                 self._count_one("mistyped", str(status), ("404",), took)
+
+    def _watch(self) -> None:
+        while not self._done.wait(1.0):
+            self.stalls.look(self.server.process.pid, time.monotonic() - self._start)
 
     def _sample(self) -> None:
         while not self._done.wait(min(2.0, self.seconds / 20)):
@@ -164,8 +173,11 @@ def run(place: Path, count: int, seconds: float) -> tuple[Load, int, float]:
     with small_disk(place / "disk", 24) as disk:
         store = (disk or place) / "store"
         flags = ("--model", model, "--store", store, "--max-bytes", "12MB", "--min-tokens", 32)
-        with Process(place, *flags, "--log-level", "WARNING") as server:
-            load = Load(server, None if disk is None else store, count, seconds)
+        stalls = Stalls(place / "stacks.txt", place / "activity.json")
+        with Process(
+            place, *flags, "--log-level", "WARNING", script=stalls.script, env=stalls.env
+        ) as server:
+            load = Load(server, None if disk is None else store, count, seconds, stalls)
             load.run()
             waiting = threading.Thread(
                 target=clients.ask_and_vanish, args=(server.url, random.Random(0))
@@ -184,17 +196,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--stacks", type=Path, help="where to write stacks, if there was a stall")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         load, status, took = run(Path(folder), args.clients, args.seconds)
-        log = load.server.log()
+        log, activity = load.server.log(), load.stalls.activity()
+        if args.stacks is not None and load.stalls.stacks():
+            args.stacks.write_text(load.stalls.stacks())
     report = {
         "right": load.right, "wrong": load.wrong[:20], "wrong in all": len(load.wrong),
         "slowest well-formed, s": round(load.slowest, 1), "memory, MB": load.memory[::10],
         "memory, last quarter over second": round(load.growth(), 3),
         "entries when the disk was full": load.full, "exit status": status,
         "SIGTERM to end, s": round(took, 2), "tracebacks": log.count("Traceback"),
-        "warnings": log.count("WARNING"),
+        "warnings": log.count("WARNING"), "stalls": load.stalls.seen,
+        "where the server was, samples": activity,
     }  # fmt: skip
     print(json.dumps(report, indent=1))
 

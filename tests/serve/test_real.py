@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.serve.process import Process
+from tests.helpers.serve_process import Process
 from vkv.demo.model import smollm2
 
 pytestmark = pytest.mark.model

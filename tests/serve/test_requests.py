@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.helpers.serve_process import Process
 from tests.serve.conftest import FIRST, messages
-from tests.serve.process import Process
 from vkv.serve.generator import MAX_FAULTS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,14 +17,21 @@ class Process:
         place: A directory for its log.
         args: Of the command.
         script: What to run instead of the module ``vkv_cli``.
+        env: Variables to set for it.
     """
 
-    def __init__(self, place: Path, *args: object, script: Path | None = None):
+    def __init__(
+        self,
+        place: Path,
+        *args: object,
+        script: Path | None = None,
+        env: dict[str, str] | None = None,
+    ):
         self._log = place / f"serve-{time.monotonic_ns()}.log"
         run = ["-m", "vkv_cli"] if script is None else [str(script)]
         command = [sys.executable, *run, "serve", "--port", "0", *map(str, args)]
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, stderr=log)
+            self.process = subprocess.Popen(command, stderr=log, env=os.environ | (env or {}))
         while " is ready" not in self.log():
             if self.process.poll() is not None:
                 raise RuntimeError(self.log())
