@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 
+from spec.rules import rules
 from vkv.codecs.registry import CODECS
 from vkv.format.schema import Header
 
 HERE = Path(__file__).parent / "v1"
 FORMAT = Path(__file__).parents[1] / "vkv" / "format"
+TOOLS = FORMAT.parent / "tools"
 
 
 def schema() -> dict[str, Any]:
@@ -46,6 +48,7 @@ def files() -> dict[Path, str]:
     return {
         HERE / "header.schema.json": json.dumps(schema(), indent=2) + "\n",
         HERE / "registry.json": f"{{\n{rows}\n}}\n",
+        TOOLS / "rules.json": json.dumps(rules(), indent=1, ensure_ascii=False) + "\n",
         FORMAT / "option_defaults.json": json.dumps(option_defaults(), indent=1) + "\n",
     }
 

@@ -37,6 +37,7 @@ def each_file(files: tuple[str, ...], look: Callable[[str], bool], as_json: bool
                 line = quiet.one_line(exc)
                 text.echo_json({"schema_version": 1, "path": path, "error": line})
             sys.stdout.flush()  # keep the order of lines where both go to one place
-            print(f"vkv: error: {quiet.one_line(exc)}", file=sys.stderr)
+            hint = quiet.where_explained(exc, run())
+            print(f"vkv: error: {quiet.one_line(exc)}{hint}", file=sys.stderr)
             good = False
     return 0 if good else 1

@@ -19,10 +19,12 @@ class Run:
     Attributes:
         debug: Show tracebacks and all warnings.
         failure: Exit status of an error. ``vkv diff`` has 2, as ``diff`` has.
+        explained: A message said already where rules are explained.
     """
 
     debug: bool = False
     failure: int = 1
+    explained: bool = False
 
 
 def run() -> Run:

@@ -24,6 +24,7 @@ COMMANDS = {
         "convert:convert",
         "Turn an mlx-lm prompt cache, or a .vkv file, into a .vkv file.",
     ),
+    "explain": ("explain:explain", "Explain a rule that a message names."),
     "diff": ("diff:diff", "Show what differs between two files."),
     "chat": ("chat:chat", "Go on from a file in a conversation, turn by turn."),
     "prefill": ("prefill:prefill", "Put the documents of a folder into a store."),
@@ -90,7 +91,7 @@ def _report(exc: Exception, run: Run) -> int:
 
         for line in "".join(traceback.format_exception(exc)).splitlines():
             print(printable(line), file=sys.stderr)
-    print(f"vkv: error: {quiet.one_line(exc)}", file=sys.stderr)
+    print(f"vkv: error: {quiet.one_line(exc)}{quiet.where_explained(exc, run)}", file=sys.stderr)
     if not isinstance(exc, VkvError | OSError) and not run.debug:
         print("vkv: this is a fault in vkv; --debug shows where", file=sys.stderr)
     return run.failure

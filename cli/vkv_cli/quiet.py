@@ -42,6 +42,15 @@ def _said(exc: BaseException) -> str:
     return text or type(exc).__name__
 
 
+def where_explained(problem: object, run: Run) -> str:
+    """Return what to run for more on the rule of an error or finding; once in a run."""
+    rule = getattr(problem, "rule", None)
+    if not isinstance(rule, str) or run.explained:
+        return ""
+    run.explained = True
+    return f"; run `vkv explain {rule}`"
+
+
 def usage_line(exc: click.ClickException) -> str:
     """Return what is wrong with a command line, on one line, and where the help is."""
     context = getattr(exc, "ctx", None)

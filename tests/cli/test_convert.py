@@ -45,7 +45,7 @@ def test_the_wrong_prompt_is_refused(run, model, prompt_cache, tmp_path):
     path = tmp_path / "new.vkv"
     ran = run("convert", prompt_cache, path, "--model", model, "--prompt", "Hell")
     assert ran.status == 1
-    assert ran.err.endswith("[L6]\n")
+    assert ran.err.endswith("[L6]; run `vkv explain L6`\n")
     assert not path.exists()
 
 

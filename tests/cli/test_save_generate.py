@@ -235,7 +235,7 @@ def test_another_model_is_refused_unless_forced(run, system_file, other_model):
     ran = run(*args)
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.startswith("vkv: error: ")
-    assert ran.err.endswith(" [I1]\n")
+    assert ran.err.endswith(" [I1]; run `vkv explain I1`\n")
     assert ran.err.count("\n") == 1
     forced = run(*args, "--force", "--verbose", "F")
     assert forced.status == 0
@@ -281,7 +281,7 @@ def test_a_file_without_tokens(run, model, tmp_path):
     ran = run("generate", tmp_path / "b.vkv", "-p", "x", "--model", model)
     assert ran.err == (
         "vkv: error: the file holds no token ids, so no prompt can go on from it; "
-        "`vkv convert --model … --prompt …` adds them [L8]\n"
+        "`vkv convert --model … --prompt …` adds them [L8]; run `vkv explain L8`\n"
     )
 
 

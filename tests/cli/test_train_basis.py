@@ -43,7 +43,7 @@ def test_save_inspect_generate_convert(run, place):
     assert run("save", *prompt, "-o", place / "a.vkv", *codec).status == 0
     info = vkv.inspect(place / "a.vkv")
     assert list(info.dependencies) == [vkv.inspect(basis).id]
-    assert f"depends on  {vkv.inspect(basis).id}, 4 tensors" in run("inspect", place / "a.vkv").out
+    assert f"depends on  {vkv.inspect(basis).id[:12]} (4 tensors)" in run("inspect", place / "a.vkv").out
     assert run("validate", "--deep", place / "a.vkv", basis).status == 0
     args = ["--model", model, "-p", " you", "-m", 4, "--json"]
     first = run("generate", place / "a.vkv", *args, "--save", place / "b.vkv", *codec).json
@@ -59,10 +59,10 @@ def test_a_basis_shows_as_one(run, place):
     basis = place / "m.basis.vkv"
     assert vkv.inspect(basis).metadata["by"] == "me"
     shown = run("inspect", basis).out
-    assert "tables     4, for other files" in shown
+    assert "  tables    4, for other files" in shown
     ran = run("generate", basis, "-p", "Hello", "--model", place / "model")
     assert ran.status == 1
-    assert ran.err.endswith("[L9]\n")
+    assert ran.err.endswith("[L9]; run `vkv explain L9`\n")
 
 
 def test_a_row_more_of_each_setting_of_tc(run, place):

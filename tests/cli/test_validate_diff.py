@@ -36,7 +36,7 @@ def test_every_finding_is_a_line_and_errors_are_status_1(run, damaged):
     assert ran.status == 1
     assert " error: " in ran.out
     assert "the bytes changed [D1]\n" in ran.out
-    assert ran.out.endswith(f"{damaged}: 1 error\n")
+    assert ran.out.endswith(f"{damaged}: 1 error; run `vkv explain D1`\n")
 
 
 def test_one_bad_file_of_two(run, files, damaged):

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 import vkv
-from vkv_cli import text
+from vkv_cli import quiet, text
 from vkv_cli.files import each_file, files_argument
+from vkv_cli.group import run
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import model_options, search_path_option
 
@@ -43,8 +44,10 @@ def validate(
         name = text.printable(path)
         for finding in report.findings:
             click.echo(f"{name}: {text.printable(str(finding))}")
-        errors = sum(f.severity == "error" for f in report.findings)
-        click.echo(f"{name}: " + ("ok" if report.ok else f"{errors} error{'s' * (errors > 1)}"))
+        errors = [f for f in report.findings if f.severity == "error"]
+        hint = next((where for f in errors if (where := quiet.where_explained(f, run()))), "")
+        count = f"{len(errors)} error{'s' * (len(errors) > 1)}{hint}"
+        click.echo(f"{name}: " + ("ok" if report.ok else count))
         return report.ok
 
     return each_file(files, look, as_json)
