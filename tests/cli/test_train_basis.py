@@ -43,7 +43,10 @@ def test_save_inspect_generate_convert(run, place):
     assert run("save", *prompt, "-o", place / "a.vkv", *codec).status == 0
     info = vkv.inspect(place / "a.vkv")
     assert list(info.dependencies) == [vkv.inspect(basis).id]
-    assert f"depends on  {vkv.inspect(basis).id[:12]} (4 tensors)" in run("inspect", place / "a.vkv").out
+    assert (
+        f"depends on  {vkv.inspect(basis).id[:12]} (4 tensors)"
+        in run("inspect", place / "a.vkv").out
+    )
     assert run("validate", "--deep", place / "a.vkv", basis).status == 0
     args = ["--model", model, "-p", " you", "-m", 4, "--json"]
     first = run("generate", place / "a.vkv", *args, "--save", place / "b.vkv", *codec).json
