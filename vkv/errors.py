@@ -73,6 +73,11 @@ class VkvError(Exception):
         self.at = f"{_short(at)}.{self.at}" if self.at else _short(at)
         return self
 
+    def of_file(self, name: str) -> VkvError:
+        """Put the name of a file before the path and return the same error."""
+        self.at = f"{_short(name)}: {self.at}" if self.at else _short(name)
+        return self
+
 
 def _rebuilt(kind: type[VkvError], args: tuple[object, ...], state: dict[str, object]) -> VkvError:
     """Return an error as it was pickled."""

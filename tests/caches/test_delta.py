@@ -337,8 +337,9 @@ def test_where_all_copies_are_damaged_the_first_is_named(tmp_path):
     id_of_parent = vkv.inspect(tmp_path / "0.vkv").id
     first = damaged_copy(tmp_path / "0.vkv", f"{id_of_parent}.vkv")
     damaged_copy(tmp_path / "0.vkv", "0.vkv")
-    with pytest.raises(DigestError, match=first.name):
+    with pytest.raises(DigestError) as caught:
         vkv.load(tmp_path / "1.vkv")
+    assert str(caught.value).startswith(f"{first}: layers.")  # the file and the stored tensor
     assert first.name in str(vkv.validate(tmp_path / "1.vkv").findings)
 
 

@@ -141,7 +141,14 @@ def test_table_of_just_more_than_the_limit():
     [
         (lambda d: d[:3], "C1", "3 bytes, expected at least 8"),
         (lambda d: d[:100], "C1", "the file at 100"),
-        (lambda d: b"GGUF" + d[4:], "C2", "is this a safetensors file?"),
+        (lambda d: b"GGUF" + d[4:], "C2", "not a vkv file: a GGUF file"),
+        (lambda d: b"PK\3\4" + d[4:], "C2", "not a vkv file: a zip archive"),
+        (lambda d: "Grüße an alle: über Caches\n".encode() * 9, "C2", "not a vkv file: text"),
+        (
+            lambda d: b"\xff" * 8 + d[8:],
+            "C2",
+            "it would have a JSON header of 18446744073709551615",
+        ),
         (lambda d: d[:-1], "C6", "the file is cut short"),
         (lambda d: d + b"x", "C6", "trailing bytes"),
         (

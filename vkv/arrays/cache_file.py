@@ -192,6 +192,8 @@ class CacheFile:
             # MLX's kernels are not made for no elements
             empty = mx.zeros(shape, DTYPES[tensor.dtype]) if 0 in shape else None
             out = codec.decode(parts, shape, DTYPES[tensor.dtype]) if empty is None else empty
+        except DigestError:  # it says the name of the stored tensor, which has the path
+            raise
         except VkvError as exc:
             raise exc.within(at) from None
         if out.shape != shape:
@@ -220,7 +222,7 @@ def _check_rereads(document: Document) -> None:
         check_rereads(document.header)
     except VkvError as exc:
         document.close()
-        raise exc.within(document.name) from None
+        raise exc.of_file(document.name) from None
 
 
 def open_file(

@@ -69,10 +69,7 @@ def parse(source: Source) -> Container:
     first = source.read(0, min(source.size, FIRST_READ))
     length = int.from_bytes(first[:8], "little")
     if length > MAX_JSON:
-        raise ContainerError(
-            f"JSON header of {length} bytes, the limit is {MAX_JSON}; is this a safetensors file?",
-            rule="C2",
-        )
+        raise _foreign(first)
     base = 8 + length
     if base > source.size:
         raise ContainerError(
@@ -87,6 +84,34 @@ def parse(source: Source) -> Container:
     container = Container(covered, version, file_id)
     _check_text(container, first[:base])
     return container
+
+
+#: How files of other formats begin, and their names.
+_SIGNATURES = {
+    b"GGUF": "a GGUF file",
+    b"PK\x03\x04": "a zip archive, as PyTorch and NumPy write",
+    b"\x80": "a pickle",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x89HDF": "an HDF5 file",
+    b"\x1f\x8b": "a gzip file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"SQLite format 3": "a SQLite database",
+}
+#: Bytes that are looked at to tell text.
+_TEXT_SIZE = 256
+
+
+def _foreign(first: bytes) -> ContainerError:
+    """Return the error of a file whose first 8 bytes are no length of a JSON header (C2)."""
+    known = [name for start, name in _SIGNATURES.items() if first.startswith(start)]
+    text = first[:_TEXT_SIZE].decode("utf-8", "ignore")
+    if known:
+        return ContainerError(f"not a vkv file: {known[0]}", rule="C2")
+    if all(c.isprintable() or c.isspace() for c in text) and len(text) >= min(8, len(first)):
+        return ContainerError("not a vkv file: text", rule="C2")
+    length = int.from_bytes(first[:8], "little")
+    found = f"a JSON header of {length} bytes, the limit is {MAX_JSON}"
+    return ContainerError(f"not a vkv file: it would have {found}", rule="C2")
 
 
 #: How every file begins (C10), up to the size of its header.

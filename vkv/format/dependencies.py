@@ -125,7 +125,7 @@ def _checked(document: Document, check: Callable[[Document], object] | None) -> 
             check(document)
     except VkvError as exc:
         document.close()
-        raise _DamagedError(exc.within(document.name)) from None
+        raise _DamagedError(exc.of_file(document.name)) from None
     except BaseException:
         document.close()
         raise

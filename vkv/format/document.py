@@ -53,7 +53,7 @@ class Document:
             _check_expansion(self.header)
         except VkvError as exc:
             source.close()
-            raise exc.within(name) from None
+            raise exc.of_file(name) from None
 
     @property
     def size(self) -> int:

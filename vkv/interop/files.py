@@ -71,7 +71,7 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Snapshot], dict[str, str]]:
         layers = _new_layers(arrays, own) if new else _old_layers(arrays, own)
         snapshots = [snapshot(saved, f"layers[{i}]") for i, saved in enumerate(layers)]
     except VkvError as exc:
-        raise exc.within(name) from None
+        raise exc.of_file(name) from None
     return snapshots, {k[2:]: v for k, v in metadata.items() if k[:2] == user}
 
 

@@ -170,7 +170,7 @@ def _read(file: str, **options: Any) -> tuple[Prompt, float]:
         try:
             loaded = vkv.load(file, progress=step, **options)
         except VkvError as exc:
-            raise exc.within(file) from None
+            raise exc.of_file(file) from None
     return loaded, time.perf_counter() - start
 
 

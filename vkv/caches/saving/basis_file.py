@@ -62,7 +62,7 @@ def attached(
         try:
             _check(file, asked, model, ropes)
         except VkvError as exc:
-            raise exc.within(str(basis)) from None
+            raise exc.of_file(str(basis)) from None
         yield AttachedBasis(file)
 
 

@@ -143,7 +143,7 @@ class ParentFile:
             try:
                 self._file.check(name)
             except VkvError as exc:
-                raise exc.within(self._file.document.name) from None
+                raise exc.of_file(self._file.document.name) from None
             self._checked.add(name)
 
     def _same(self, segment: ReferencedSegment, rows: mx.array) -> bool:

@@ -239,7 +239,7 @@ def copy_checked(path: Path, target: Path, resolver: FileResolver) -> None:
         _copy(document, target)
     for finding in validate(target, search_paths=resolver.search_paths).findings:
         if finding.severity == "error" and finding.rule != "H12":
-            raise VkvError(finding.message, rule=finding.rule, at=finding.at).within(str(path))
+            raise VkvError(finding.message, rule=finding.rule, at=finding.at).of_file(str(path))
 
 
 def export(layout: Layout, entry: Entry, path: Path) -> None:
