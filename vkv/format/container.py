@@ -104,10 +104,10 @@ _TEXT_SIZE = 256
 def _foreign(first: bytes) -> ContainerError:
     """Return the error of a file whose first 8 bytes are no length of a JSON header (C2)."""
     known = [name for start, name in _SIGNATURES.items() if first.startswith(start)]
-    text = first[:_TEXT_SIZE].decode("utf-8", "ignore")
+    text = first[:_TEXT_SIZE].decode("utf-8", "replace").rstrip("\ufffd")  # a cut character
     if known:
         return ContainerError(f"not a vkv file: {known[0]}", rule="C2")
-    if all(c.isprintable() or c.isspace() for c in text) and len(text) >= min(8, len(first)):
+    if text and all(c != "\ufffd" and (c.isprintable() or c.isspace()) for c in text):
         return ContainerError("not a vkv file: text", rule="C2")
     length = int.from_bytes(first[:8], "little")
     found = f"a JSON header of {length} bytes, the limit is {MAX_JSON}"
