@@ -8,6 +8,7 @@ import weakref
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
+from vkv.caches.checkpoints.record import checkpoints_of
 from vkv.caches.kinds.live import ADAPTERS, kind_of, shortest
 from vkv.identity import of_model, token_bytes
 from vkv.serve.writer import Job, Writer
@@ -96,8 +97,8 @@ class Disk:
             self._unfit.add(hit.entry.id)
             _log.warning("%s cannot be used: its caches are of other classes", hit.entry.id)
             return None
-        text = "%d of %d prompt tokens loaded from %s"
-        _log.info(text, hit.tokens, len(tokens), hit.entry.id[:12])
+        text = "%d of %d prompt tokens loaded from %s%s"
+        _log.info(text, hit.tokens, len(tokens), hit.entry.id[:12], _point(hit))
         return hit
 
     def offer(self, models: Models, tokens: list[int], cache: list[Any]) -> None:
@@ -120,7 +121,8 @@ class Disk:
             self._failed(exc)
             return
         label = _label(models.model_key)
-        job = Job(owner, data, _trims(cache), cache, models.model, models.tokenizer, label)
+        points = tuple(c.tokens for c in checkpoints_of(cache))
+        job = Job(owner, data, _trims(cache), cache, models.model, models.tokenizer, label, points)
         self.writer.offer(job)
 
     def close(self, seconds: float) -> None:
@@ -155,6 +157,13 @@ class Disk:
         level = logging.DEBUG if self._failing else logging.WARNING
         _log.log(level, "serving without the store: %s", exc or type(exc).__name__)
         self._failing = True
+
+
+def _point(hit: Hit) -> str:
+    """Name the checkpoint that a prompt went back to, if it did."""
+    if not any(c.tokens == hit.tokens for c in checkpoints_of(hit.cache)):
+        return ""
+    return f", checkpoint after {hit.tokens} of its {hit.entry.tokens} tokens"
 
 
 def fits(cache: list[Any], model: Any, kv_bits: int | None = None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from mlx_lm.server import CompletionRequest, ResponseGenerator
 
 from vkv.serve.answers import Client, Requests
+from vkv.serve.read_points import divided
 from vkv.serve.request_error import RequestError
 
 #: The server ends when this many faults of the generation thread fall within ``WITHIN``.
@@ -68,7 +69,13 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
 
     def tokenize(self, tokenizer: Any, request: Request, args: Any) -> None:
         """Tokenize a request in the calling thread, with a tokenizer of its own."""
-        request.tokenized = super()._tokenize(tokenizer, request, args)
+        tokenized = super()._tokenize(tokenizer, request, args)
+        request.tokenized = self._divided(tokenized, tokenizer, request, args)
+
+    def _divided(self, tokenized: Any, tokenizer: Any, request: Any, args: Any) -> Any:
+        options = dict(self.model_provider.cli_args.chat_template_args)
+        options |= args.chat_template_kwargs or {}
+        return divided(tokenized, tokenizer, self.model_provider.model, request, options)
 
     def cancel(self, client: Client, error: Exception) -> None:
         """Cancel the requests of one client."""
@@ -120,6 +127,7 @@ class Generator(ResponseGenerator):  # type: ignore[misc]
         tokenized = request.tokenized
         if tokenized is None:
             tokenized = super()._tokenize(tokenizer, request, args)
+            tokenized = self._divided(tokenized, tokenizer, request, args)
         if not tokenized[0]:
             raise RequestError("the prompt has no tokens")
         self._fit(len(tokenized[0]), args)

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from vkv.serve.disk import Disk, Models
+from vkv.serve.read_points import MESSAGE, ReadPoints
 
 
 class StoredPrompts:
@@ -22,7 +23,7 @@ class StoredPrompts:
 
     def __init__(self, memory: Any, models: Models, disk: Disk):
         self._memory, self._models, self._disk = memory, models, disk
-        self._lock = threading.Lock()
+        self._lock, self._points = threading.Lock(), ReadPoints()
 
     def __len__(self) -> int:
         return len(self._memory)
@@ -56,9 +57,10 @@ class StoredPrompts:
         if hit is None:
             return cache, rest
         mx.eval([c.state for c in hit.cache])  # another thread may use it next
+        cache = self._points.detached(hit.cache)
         with self._lock:
-            self._memory.insert_cache(model, tokens[: hit.tokens], hit.cache)
-        return copy.deepcopy(hit.cache), hit.rest
+            self._memory.insert_cache(model, tokens[: hit.tokens], cache)
+        return copy.deepcopy(cache), hit.rest
 
     def _in_memory(self, model: Any, tokens: list[int]) -> tuple[list[Any] | None, list[int]]:
         with self._lock:
@@ -78,9 +80,15 @@ class StoredPrompts:
             model: mlx-lm's key of the model.
             tokens: The tokens that ``prompt_cache`` holds.
             prompt_cache: One cache per layer; never changed after this call.
-            options: As ``LRUPromptCache.insert_cache`` takes them.
+            options: As ``LRUPromptCache.insert_cache`` takes them. Where the prompt is one
+                that ends with a message, a checkpoint is all that is kept of it.
         """
+        kind = options.get("cache_type")
+        if kind in (MESSAGE, "system"):
+            self._points.take(tokens, prompt_cache)
+        if kind == MESSAGE:
+            return
         mx.eval([c.state for c in prompt_cache])  # another thread may use it next
         with self._lock:
             self._memory.insert_cache(model, tokens, prompt_cache, **options)
-        self._disk.offer(self._models, tokens, prompt_cache)
+        self._disk.offer(self._models, tokens, self._points.attached(tokens, prompt_cache))

@@ -7,7 +7,8 @@
 ``ResponseGenerator``  takes a provider and a prompt cache; ``requests`` is a queue of
                        (queue of answers, request, arguments); ``_generate`` is all that
                        its thread ``_generation_thread`` does, until ``_stop``;
-                       ``_tokenize`` gives the prompt first; ``_serve_single`` computes
+                       ``_tokenize`` gives the prompt, its segments and their types
+                       first; ``_serve_single`` computes
                        one request alone; ``generate`` queues a request
 ``CompletionRequest``  holds a prompt or messages
 ``GenerationContext``  begins an answer; ``stop`` ends it at its next token
@@ -16,6 +17,9 @@
                        ``completion.settings`` makes; an error is
                        ``_set_completion_headers(status)``, ``end_headers()`` and a body
 ``LRUPromptCache``     takes ``max_size`` and ``max_bytes``
+``BatchGenerator``     reads a prompt in the segments that ``insert_segments`` gets; the
+                       cache at the end of each, but the last, is taken by
+                       ``extract_cache`` and goes to ``insert_cache`` with its type
 =====================  =============================================================
 
 Of a prompt cache the generator calls ``fetch_nearest_cache`` and ``insert_cache``;
@@ -52,6 +56,7 @@ _NAMES = {
         "ResponseGenerator._tokenize",
         "ResponseGenerator.generate",
     ),
+    "mlx_lm.generate": ("BatchGenerator.extract_cache", "BatchGenerator.insert_segments"),
     "mlx_lm.models.cache": (
         "LRUPromptCache.fetch_nearest_cache",
         "LRUPromptCache.insert_cache",

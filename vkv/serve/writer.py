@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: Prompts that may wait. Each keeps its cache in memory, also after the in-memory prompt
 #: cache has evicted it.
 QUEUE = 4
+#: Tokens that are as well computed again as stored: what begins an answer.
+NEAR = 32
 
 _log = logging.getLogger("vkv.serve")
 
@@ -35,6 +37,7 @@ class Job:
         model: The model that filled it.
         tokenizer: Its tokenizer.
         metadata: Text to text, stored with the prompt.
+        points: Token counts of its checkpoints, ascending.
     """
 
     owner: bytes
@@ -44,17 +47,26 @@ class Job:
     model: Any = field(repr=False)
     tokenizer: Any = field(repr=False)
     metadata: dict[str, str] = field(default_factory=dict)
+    points: tuple[int, ...] = ()
 
     def covers(self, owner: bytes, tokens: bytes) -> int:
         """Return the number of leading ``tokens`` that this job will serve once stored."""
         if owner != self.owner:
             return 0
         common = common_bytes(tokens, self.tokens)
-        return common // WIDTH if self.trims or common == len(self.tokens) else 0
+        if self.trims or common == len(self.tokens):
+            return common // WIDTH
+        return max((n for n in self.points if n * WIDTH <= common), default=0)
 
     def continues(self, other: Job) -> bool:
         """Return True if this prompt begins with all of the other one."""
         return self.owner == other.owner and self.tokens.startswith(other.tokens)
+
+    def serves(self, other: Job) -> bool:
+        """Return True if it serves, all but a few tokens, what another does that it continues."""
+        count = len(other.tokens) // WIDTH
+        near = any(count - NEAR <= n <= count for n in self.points)
+        return self.trims or (near and set(other.points) <= set(self.points))
 
 
 class _GivenUpError(Exception):
@@ -93,7 +105,7 @@ class Writer:
         """Queue a job.
 
         The job replaces a waiting one that it continues, if it serves every prompt that
-        the other one would serve, or if the queue is full.
+        the other one would serve, all but a few tokens, or if the queue is full.
 
         Returns:
             True if the job was queued; False if the queue is full or closed.
@@ -103,7 +115,7 @@ class Writer:
                 return False
             full = len(self._waiting) >= self._size
             older = next((i for i, old in enumerate(self._waiting) if job.continues(old)), None)
-            if older is not None and (job.trims or full):
+            if older is not None and (full or job.serves(self._waiting[older])):
                 self._waiting[older] = job
             elif full:
                 self._drop()
