@@ -14,8 +14,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 import vkv
 from fixtures.models import tiny
+from tests.helpers.serve_process import Process
 from tests.serve.conftest import SYSTEM, Answer, common, post
-from tests.serve.process import Process
 from vkv.caches.checkpoints.record import checkpoints_of
 from vkv.serve.read_points import MESSAGE, ReadPoints, _split, divided
 from vkv.serve.writer import Job
