@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from vkv.sources.urls import is_url, shown
 from vkv_cli.text import WIDE, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 #: Columns of a pipe: what is read by a program is not cut.
 PIPE = 4000
@@ -45,13 +47,25 @@ def width() -> int:
 
 
 def show(*parts: RenderableType) -> None:
-    """Print parts below each other, without spaces at the ends of lines."""
+    """Print parts below each other, without spaces at the ends of lines; words are wrapped."""
     out = console()
     with out.capture() as capture:
         for part in parts:
-            out.print(part, soft_wrap=isinstance(part, str))
+            out.print(part, crop=False)
     lines = capture.get().splitlines()
     click.echo("\n".join(line.rstrip() for line in lines), color=out.is_terminal)
+
+
+def place(path: str) -> str:
+    """Return a path as it is, and a URL without what may be secret."""
+    return shown(path) if is_url(path) else path
+
+
+def whole(line: str) -> Text:
+    """Return a line that is neither cut nor wrapped, such as a path."""
+    from rich.text import Text
+
+    return Text(printable(line), no_wrap=True, overflow="ignore", end="\n")
 
 
 def columns(

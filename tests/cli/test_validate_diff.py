@@ -11,6 +11,7 @@ import vkv
 from tests.cli.conftest import filled
 from vkv.format.container import HEADER
 from vkv.format.document import open_document
+from vkv.tools.distance import Distance, total
 
 
 @pytest.fixture
@@ -64,23 +65,52 @@ def test_diff_of_a_file_with_itself(run, files):
     ran = run("diff", path, path)
     assert (ran.status, ran.out, ran.err) == (
         0,
-        "no difference; the tensors were not read, --deep does\n",
+        "no difference\ndigests not checked; `vkv validate` does, and --deep compares values\n",
         "",
     )
 
 
 def test_diff_shows_both_sides(run, files):
-    ran = run("diff", files / "affine.vkv", files / "raw.vkv", "--deep")
-    found = vkv.diff(files / "affine.vkv", files / "raw.vkv", deep=True)
+    ran = run("diff", files / "affine.vkv", files / "raw.vkv")
+    found = vkv.diff(files / "affine.vkv", files / "raw.vkv")
     assert ran.status == 1
-    summary, head, *lines = ran.out.splitlines()
+    summary, head, *lines, checked = ran.out.splitlines()
     assert summary == found.summary
     assert head.split() == ["A", "B"]
+    assert checked.startswith("digests not checked")
     assert len(lines) == len(found.rows())
     for line, difference in zip(lines, found.rows(), strict=True):
         assert line.split("  ")[0] == difference.at
         assert difference.a in line
         assert line.endswith(difference.b)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_diff_deep_is_a_table_of_layers_the_worst_first(run, files, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    ran = run("diff", "--deep", files / "raw.vkv", files / "affine.vkv")
+    found = vkv.diff(files / "raw.vkv", files / "affine.vkv", deep=True)
+    assert ran.status == 1
+    assert max(map(len, ran.out.splitlines()[1:])) <= width
+    head, *rest = ran.out.split("\n\n")[1].splitlines()
+    at = next(i for i, line in enumerate(rest) if line.startswith("total "))
+    rows, words = rest[:at], " ".join(rest[at + 1 :])
+    assert head.split() == ["LAYER", "KEYS", "LARGEST", "VALUES", "LARGEST"]
+    assert {row.split()[0] for row in rows} == {d.at for d in found.distances if d.largest}
+    worst = [max(float(row.split()[1]), float(row.split()[3])) for row in rows]
+    assert worst == sorted(worst, reverse=True)
+    assert min(worst) > 0
+    assert "; 1 layer the same" in words
+    assert words.endswith("digests checked: of every tensor that was decoded")
+
+
+def test_the_total_of_a_diff_is_that_of_all_values():
+    found = [
+        Distance("layers[0]", "keys", 0.5, 0.1, 10.0),
+        Distance("layers[1]", "keys", 2, 0.4, 30.0),
+    ]
+    assert total(found) == (2, pytest.approx((0.1 * 10 + 0.4 * 30) / 40))
+    assert total([]) == (0.0, 0.0)
 
 
 def test_diff_as_json(run, files):

@@ -14,6 +14,7 @@ from vkv.format.layer_rules import check_layers
 from vkv.format.layer_summary import describe
 from vkv.format.layers import external_references, stored_layers
 from vkv.format.schema import Header, Layer
+from vkv.tools.distance import Distance, distances
 
 MISSING = "—"
 #: Token ids compared at a time.
@@ -49,6 +50,8 @@ class Diff:
         common: Leading tokens that both have; ``None`` if a file does not say.
         tokens: How many either has.
         layers: Of the file that has more.
+        deep: Whether values were compared, and digests checked on the way.
+        distances: Of every tensor that both have, with ``deep``.
     """
 
     a: str
@@ -58,6 +61,8 @@ class Diff:
     common: int | None = None
     tokens: tuple[int | None, int | None] = (None, None)
     layers: int = 0
+    deep: bool = False
+    distances: list[Distance] = field(default_factory=list)
 
     @property
     def differing(self) -> int:
@@ -92,11 +97,15 @@ class Diff:
     def rows(self) -> list[Difference]:
         """Return one difference for each run of layers that differ alike: ``layers[0-29].keys``.
 
+        Values are left out: ``distances`` has them.
+
         Digests are left out: that bytes differ is all that they tell.
         """
         runs: dict[tuple[str, str, str], list[list[int]]] = {}
         found: list[tuple[Difference, list[int]]] = []
-        for d in map(_without_digests, self.differences):
+        values = {f"{d.at}.{d.name}.values" for d in self.distances}
+        forms = [d for d in self.differences if d.at not in values]
+        for d in map(_without_digests, forms):
             match = _LAYER.fullmatch(d.at)
             layer, rest = (int(match[1]), match[2]) if match else (0, d.at)
             same = runs.setdefault((rest, d.a, d.b), [])
@@ -122,6 +131,8 @@ class Diff:
                 "layers_that_differ": self.differing,
             },
             "differences": [{"at": d.at, "a": d.a, "b": d.b} for d in self.differences],
+            "digests_checked": self.deep,
+            "distances": [d.to_dict() for d in self.distances],
         }
 
 
@@ -159,7 +170,7 @@ def diff(
         OSError: A file cannot be opened.
     """
     with open_document(a) as first, open_document(b) as second:
-        found = Diff(os.fspath(a), os.fspath(b))
+        found = Diff(os.fspath(a), os.fspath(b), deep=deep)
         _identity(found, first, second)
         _layers(found, first.header, second.header)
         if found.same:  # the same in all that is told apart here, but for names and tables
@@ -167,12 +178,10 @@ def diff(
         if deep:
             check_layers(first.header)
             check_layers(second.header)
-            _values(
-                found,
-                first,
-                second,
-                None if search_paths is None else FileResolver(search_paths),
-            )
+            resolver = None if search_paths is None else FileResolver(search_paths)
+            found.distances = list(distances(first, second, resolver))
+            for distance in found.distances:
+                found.add(f"{distance.at}.{distance.name}.values", "", str(distance))
         return found
 
 
@@ -255,46 +264,3 @@ def _form(layer: Layer, name: str) -> str | None:
 def _digests(head: Header, layer: Layer, name: str) -> str:
     parts = [n for s in layer.tensors[name].segments for _, n in sorted(s.parts.items())]
     return " ".join(head.tensors[part].digest.hex()[:8] for part in parts)
-
-
-def _values(found: Diff, a: Document, b: Document, resolver: FileResolver | None) -> None:
-    from vkv.arrays.cache_file import CacheFile
-
-    second = dict(stored_layers(b.header))
-    with (
-        CacheFile(a, resolver=resolver) as first_file,
-        CacheFile(b, resolver=resolver) as second_file,
-    ):
-        for at, layer in stored_layers(a.header):
-            if (other := second.get(at)) is None:
-                continue
-            for name in sorted(layer.tensors.keys() & other.tensors.keys()):
-                pair = (first_file, layer), (second_file, other)
-                found.add(f"{at}.{name}.values", "", _distance(pair, name, at))
-
-
-def _distance(pair: tuple[tuple[Any, Layer], ...], name: str, at: str) -> str:
-    """Compare one tensor of two files by value; empty text if they are equal.
-
-    Args:
-        pair: Open file and layer, of each.
-        name: ``"keys"``, for example.
-        at: Path of the layer.
-    """
-    import mlx.core as mx
-
-    from vkv.caches.loading.decode import decode
-
-    x, y = (decode(file, layer, name, at).astype(mx.float32) for file, layer in pair)
-    if x.shape != y.shape:
-        rows = min(x.shape[-2], y.shape[-2]) if x.ndim == y.ndim == 4 else 0
-        if not rows or (*x.shape[:-2], x.shape[-1]) != (*y.shape[:-2], y.shape[-1]):
-            return f"{y.shape} for {x.shape}"
-        x, y = x[..., :rows, :], y[..., :rows, :]
-    error = mx.square(x - y).sum() / mx.maximum(mx.square(x).sum(), 1e-30)
-    largest = mx.abs(x - y).max().item() if x.size else 0.0
-    return (
-        ""
-        if largest == 0
-        else f"largest difference {largest:.4g}, relative squared error {error.item():.3g}"
-    )

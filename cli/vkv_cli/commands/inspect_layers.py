@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def show(info: Info) -> None:
     """Print all that is known of one file."""
     screen.show(
-        text.printable(info.path),
+        screen.whole(screen.place(info.path)),
         screen.columns((("", name, value) for name, value in _identity(info)), wrap=True),
         "",
         screen.columns(

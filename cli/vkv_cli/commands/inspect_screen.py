@@ -38,7 +38,7 @@ def parts(info: Info, prompt: str | None = None) -> list[RenderableType]:
     holds = [("layers", layer_kinds(info.header) or "none", "", ""), *_tensors(info)]
     names = max(len(name) for name, *_ in (*about, *holds))
     return [
-        text.printable(info.path),
+        screen.whole(screen.place(info.path)),
         screen.columns(_named(about, names), cut=(1,), styles=("dim",)),
         screen.columns(_named(holds, names), cut=(1,), right=(2, 3), styles=("dim",)),
         *(
@@ -61,7 +61,7 @@ def table(infos: list[Info]) -> list[RenderableType]:
         tokens = "–" if info.tokens is None else f"{info.tokens:,}"
         bits = f"{info.accounting.bits:.2f}" if info.accounting.elements else "–"
         own = (text.size(info.size), bits, tokens, _codecs(info), _model_name(info))
-        rows.append((info.path, *own))
+        rows.append((screen.place(info.path), *own))
     count = f"{len(infos)} file{'s' * (len(infos) != 1)}"
     total = f"{count}, {text.size(sum(info.size for info in infos))}"
     return [screen.columns(rows, header=True, right=(1, 2, 3), cut=(-1, 4, 5)), total]
