@@ -217,13 +217,19 @@ def rewritten_from(entry, target, layers, store, model):
     return target
 
 
-def test_files_of_another_version_are_collected(store, model):
+def test_files_of_another_version_are_put_aside(store, model):
     entry = store.put(cache_of([1] * 8), [1] * 8, model=model)
     target = store.root / "objects" / "ab" / f"{'ab' * 32}.vkv"
     target.parent.mkdir(exist_ok=True)
     rewritten(entry.path, target, version="2.0")
-    assert store.gc().files == [target]
-    assert consistent(store) == [entry.id]
+    assert (store.gc().files, store.gc().files) == ([], [])
+    assert target.exists()
+    assert [e.id for e in store.ls()] == [entry.id]
+    (finding,) = store.verify().findings
+    assert (finding.at, "put aside, refused by vkv" in finding.message) == (target.stem, True)
+    assert store.stats().quarantined == target.stat().st_size
+    assert [e.id for e in store.rm(target.stem).entries] == [target.stem]
+    assert (target.exists(), consistent(store)) == (False, [entry.id])
 
 
 # The index

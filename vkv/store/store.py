@@ -247,7 +247,8 @@ class PromptStore:
     ) -> Collected:
         """Remove what is over the limits, unreadable to this build, or litter; return which.
 
-        Whole files that a crash left out of the index are listed.
+        Whole files that a crash left out of the index are listed; those that break a rule
+        are put aside.
 
         Args:
             max_bytes: Replaces the store's own limit, like the next two.

@@ -14,7 +14,8 @@ from vkv.store.local import reconcile
 from vkv.store.local.index_errors import code, is_busy
 from vkv.store.local.layout import Layout
 from vkv.store.local.prefix_tree import POINTS
-from vkv.store.local.schema import TABLES, VERSION
+from vkv.store.local.removal import BUILD
+from vkv.store.local.schema import QUARANTINED, TABLES, VERSION
 
 #: KiB of the index to hold in memory at most: that of 50,000 entries.
 PAGE_CACHE = 1 << 15
@@ -143,6 +144,7 @@ class Opener:
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(f"PRAGMA cache_size = -{PAGE_CACHE}")
             create(db, self._layout)
+            _retry_refused(db, self._layout)
         return db
 
     def _read_only(self) -> Connection:
@@ -184,6 +186,23 @@ def create(db: Connection, layout: Layout) -> None:
         db.execute("ROLLBACK")
         raise
     db.execute("COMMIT")
+
+
+def _retry_refused(db: Connection, layout: Layout) -> None:
+    """Try the entries again that another build has put aside, unless the index is busy."""
+    query = "SELECT 1 FROM entries WHERE removed = ? AND reason NOT LIKE ? LIMIT 1"
+    try:
+        if db.execute(query, (QUARANTINED, f"{BUILD}%")).fetchone() is None:
+            return
+        db.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error:  # as the next statement says
+        return
+    try:
+        reconcile.retry_refused(db, layout)
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
 
 
 def complete(db: Connection) -> None:

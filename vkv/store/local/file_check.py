@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Row
 
-from vkv.errors import VkvError
+from vkv.errors import CacheError, CodecError, HeaderError, UnsupportedError, VkvError
 from vkv.format.document import open_document
 from vkv.format.file_id import is_file_id
 from vkv.store.local.layout import Layout
@@ -29,6 +29,10 @@ def stamp(path: str | os.PathLike[str]) -> Stamp | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
+#: Raised for what was written, not for bytes that changed since: the header has a digest (C10).
+_RULES = HeaderError | CodecError | CacheError | UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,11 @@ class Examined:
     modified: float = 0.0
     description: Description | None = None
     problem: Exception | None = None
+
+    @property
+    def breaks_rule(self) -> bool:
+        """Return whether its bytes are as they were written, and this build refuses them."""
+        return isinstance(self.problem, _RULES)
 
     @property
     def unchanged(self) -> bool:
@@ -77,7 +86,8 @@ def examine(layout: Layout, path: Path, *, digests: bool = False) -> Examined:
             if digests:
                 document.check_all()
     except (VkvError, FileNotFoundError) as exc:
-        return Examined(path, before, problem=exc)
+        size = 0 if before is None else before[2]
+        return Examined(path, before, size, problem=exc)
     assert before is not None
     return Examined(path, before, before[2], before[3] / 1e9, what)
 

@@ -5,13 +5,14 @@ Every function runs inside a transaction of the caller.
 
 from __future__ import annotations
 
+import time
 from sqlite3 import Connection, Row
 
 from vkv.store.local import prefix_tree
 from vkv.store.local.file_check import tokens_of
 from vkv.store.local.layout import Layout
 from vkv.store.local.prefix_tree import WIDTH, DamagedEntryError
-from vkv.store.local.removal import detach, drop_points, take_out
+from vkv.store.local.removal import detach, drop_points, refuse, take_out
 from vkv.store.local.schema import DEAD, NO_TREE, RETAINED
 from vkv.store.local.summary import Description
 
@@ -121,6 +122,19 @@ def set_recorded(db: Connection, key: str, *values: object) -> None:
     for (name, kind), value in zip(kinds, values, strict=True):
         value = value if isinstance(value, kind) else 0
         db.execute(f"UPDATE entries SET {name} = ? WHERE id = ?", (value, key))
+
+
+def put_aside(db: Connection, key: str, size: int, reason: Exception) -> None:
+    """List a file in quarantine whose header breaks a rule; nothing else is known of it."""
+    tree = prefix_tree.root(db, b"", "", False)
+    query = """
+        INSERT INTO entries (id, content, tree, size, tokens, tokens_at, digest, label, codec,
+                             created, used)
+        VALUES (?, '', ?, ?, 0, 0, '', '', '', ?, ?) ON CONFLICT (id) DO NOTHING
+    """
+    now = time.time()
+    db.execute(query, (key, tree, size, now, now))
+    refuse(db, db.execute("SELECT * FROM entries WHERE id = ?", (key,)).fetchone(), reason)
 
 
 def retain(db: Connection, key: str, size: int) -> int:

@@ -85,8 +85,8 @@ def _restore_state(db: Connection, row: Recorded) -> None:
         return
     if row["removed"] in (RETAINED, DEAD):
         removal.take_out(db, [new["n"]])
-    elif row["removed"] == QUARANTINED:
-        removal.quarantine(db, new, str(row["reason"]))
+    elif row["removed"] == QUARANTINED and str(row["reason"]).startswith(removal.BUILD):
+        removal.quarantine(db, new, str(row["reason"]).removeprefix(removal.BUILD))
 
 
 def _recorded(layout: Layout) -> Iterator[Recorded]:

@@ -17,7 +17,7 @@ from vkv.format.file_id import is_file_id
 from vkv.store.local import entries, listing, removal
 from vkv.store.local.file_check import Examined, examine, examine_key, stamp
 from vkv.store.local.layout import Layout
-from vkv.store.local.schema import DEAD, LIVE, NO_TREE
+from vkv.store.local.schema import DEAD, LIVE, NO_TREE, QUARANTINED
 from vkv.store.local.summary import known_needs
 
 _log = logging.getLogger("vkv.store")
@@ -64,8 +64,10 @@ def survey(layout: Layout, paths: list[Path], found: Survey) -> Iterator[Examine
             _log.warning("%s cannot be read and stays: %s", path, exc)
             found.unread.append(path)
             continue
-        if examined.problem is None:
+        if examined.problem is None or (examined.breaks_rule and in_place(layout, path)):
             yield examined
+        elif examined.breaks_rule:
+            _log.warning("%s is no entry and stays: %s", path, examined.problem)
         elif examined.stamp is not None:
             _log.warning("%s is no entry: %s", path, examined.problem)
             found.rejected.append(examined)
@@ -75,7 +77,9 @@ def enter(db: Connection, layout: Layout, file: Examined, found: Survey) -> None
     """List a file that was read: as an entry, or for others that may depend on it."""
     if not file.unchanged:
         return
-    if file.description is None:
+    if file.problem is not None:
+        listing.put_aside(db, file.path.stem, file.size, file.problem)
+    elif file.description is None:
         listing.retain(db, file.path.stem, file.size)
     else:
         listing.add(db, layout, file.description, file.modified, found.unplaced)
@@ -160,12 +164,30 @@ def settle(db: Connection, layout: Layout, row: Row, file: Examined, found: Surv
         return
     if file.stamp is not None and not file.unchanged:
         return
-    if file.problem is None and file.description is None:
+    if file.problem is not None and file.breaks_rule:
+        removal.refuse(db, row, file.problem)
+    elif file.problem is None and file.description is None:
         listing.retain(db, row["id"], file.size)
     elif file.description is not None and _usable(row, file):
         found.unplaced += listing.relist(db, layout, now, file.description)
     else:
         removal.take_out(db, [row["n"], *entries.dependents(db, row["n"])])
+
+
+def retry_refused(db: Connection, layout: Layout) -> None:
+    """List the entries anew that another build has put aside; this one may know their rules.
+
+    One that cannot be loaded is put aside again when it is asked for.
+    """
+    query = "SELECT * FROM entries WHERE removed = ? AND reason NOT LIKE ?"
+    for row in db.execute(query, (QUARANTINED, f"{removal.BUILD}%")).fetchall():
+        file = judge(layout, row)
+        if file is None or not (file.unchanged and is_file_id(row["id"])):
+            continue
+        if file.description is not None:
+            listing.relist(db, layout, row, file.description)
+        elif file.problem is not None and file.breaks_rule:
+            removal.quarantine(db, row, str(file.problem))
 
 
 def _usable(row: Row, file: Examined) -> bool:

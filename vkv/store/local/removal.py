@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from sqlite3 import Connection, Row
 
+from vkv._version import __version__
 from vkv.errors import VkvError
 from vkv.format.file_id import is_file_id
 from vkv.store.local import prefix_tree
@@ -15,6 +16,9 @@ from vkv.store.local.layout import Layout
 from vkv.store.local.schema import LIVE, QUARANTINED, RETAINED
 
 _log = logging.getLogger("vkv.store")
+
+#: How the reason of an entry in quarantine begins: another build tries it again.
+BUILD = f"vkv {__version__}: "
 
 
 def take_out(db: Connection, numbers: Iterable[int]) -> int:
@@ -82,9 +86,19 @@ def drop_points(db: Connection, number: int) -> None:
 def quarantine(db: Connection, row: Row, reason: str) -> None:
     """Put an entry aside that cannot be loaded: its file stays, no search returns it."""
     detach(db, row)
-    query = "UPDATE entries SET removed = ?, reason = ? WHERE n = ? AND removed = ?"
-    db.execute(query, (QUARANTINED, reason, row["n"], LIVE))
+    query = "UPDATE entries SET removed = ?, reason = ? WHERE n = ? AND removed IN (?, ?)"
+    values = (QUARANTINED, f"{BUILD}{reason}", row["n"], LIVE, QUARANTINED)
+    db.execute(query, values)
     _log.warning("%s cannot be loaded and was put aside: %s", row["id"], reason)
+
+
+def refuse(db: Connection, row: Row, reason: Exception) -> None:
+    """Put an entry aside whose file breaks a rule, with the entries that depend on it."""
+    quarantine(db, row, str(reason))
+    for n in dependents(db, row["n"]):
+        query = "SELECT * FROM entries WHERE n = ? AND removed = ?"
+        if other := db.execute(query, (n, LIVE)).fetchone():
+            quarantine(db, other, f"depends on {row['id']}, which was put aside: {reason}")
 
 
 def drop(db: Connection, row: Row, reason: Exception) -> None:

@@ -46,6 +46,9 @@ def _repair(db: Connection, index: Index, key: str, file: Examined, reason: Exce
     row = _row(db, key)
     if row is None or (file.stamp is not None and not file.unchanged):
         return []
+    if file.problem is not None and file.breaks_rule:
+        removal.refuse(db, row, file.problem)
+        return []
     if file.description is None:
         removal.drop(db, row, reason if file.problem is None else file.problem)
         return []
@@ -54,7 +57,7 @@ def _repair(db: Connection, index: Index, key: str, file: Examined, reason: Exce
 
 
 def discard(index: Index, file: Examined, key: str, *, patience: float | None = None) -> bool:
-    """Take out an entry whose file is damaged or gone.
+    """Take out an entry whose file is damaged or gone; put it aside if it breaks a rule.
 
     Args:
         index: Of the store.
@@ -70,7 +73,8 @@ def discard(index: Index, file: Examined, key: str, *, patience: float | None = 
         with index.write(patience=patience) as db:
             row = _row(db, key)
             if row is not None and stamp(file.path) == file.stamp:
-                removal.drop(db, row, file.problem)
+                act = removal.refuse if file.breaks_rule else removal.drop
+                act(db, row, file.problem)
     except (VkvError, OSError):  # a store that is busy, or can only be read
         return False
     return True

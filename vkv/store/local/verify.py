@@ -122,7 +122,7 @@ def _files_unlisted(db: Connection, layout: Layout) -> Iterator[tuple[str, str]]
 def _quarantine(db: Connection) -> Iterator[tuple[str, str]]:
     query = "SELECT id, reason FROM entries WHERE removed = ? ORDER BY id"
     for key, reason in db.execute(query, (QUARANTINED,)).fetchall():
-        yield key, f"put aside, as it cannot be loaded: {reason}; rm removes it"
+        yield key, f"put aside, refused by {reason}; rm removes it"
 
 
 def _tree(db: Connection) -> Iterator[tuple[str, str]]:
