@@ -38,12 +38,12 @@ def run(command: str, model: Path) -> str:
         subprocess.run(command, shell=True, check=True)
         return ""
     words = [word.replace("$MODEL", str(model)) for word in shlex.split(command)[1:]]
-    text = ""
+    given = ""
     if "<" in words:
-        text = Path(words[words.index("<") + 1]).read_text()
+        given = Path(words[words.index("<") + 1]).read_text()
         words = words[: words.index("<")]
     out, before = io.StringIO(), sys.stdin
-    sys.stdin = io.StringIO(text)
+    sys.stdin = io.StringIO(given)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             status = main(words)
@@ -51,7 +51,8 @@ def run(command: str, model: Path) -> str:
         sys.stdin = before
     if (status != 0) != command.startswith(FAILING):
         raise RuntimeError(f"{command}: status {status}\n{out.getvalue()}")
-    return out.getvalue().replace(str(model), "$MODEL")
+    text = out.getvalue().replace(str(model), "$MODEL")
+    return text.replace(f"{Path.cwd()}/", "")
 
 
 def transcript(page: str, model: Path) -> str:
