@@ -22,6 +22,8 @@ full disk) stay the ``OSError`` they are.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 __all__ = [
     "CacheError",
     "CodecError",
@@ -119,6 +121,8 @@ class UnknownCodecError(UnsupportedError):
             found = f"codec {codec!r} version {version}; newest known is {known[codec]}"
         else:
             found = f"codec {codec!r}; known codecs are {', '.join(sorted(known))}"
+            if near := get_close_matches(codec, known, n=1):
+                found += f"; did you mean {near[0]!r}?"
         super().__init__(f"unsupported {found}", rule="K1", at=at)
 
 

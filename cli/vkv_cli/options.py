@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from vkv.errors import VkvError
 from vkv.sources.urls import is_url
 from vkv_cli.checkpoint_options import (
     CheckpointChoice,
@@ -78,14 +79,17 @@ class CodecChoice:
         """Return ``codec`` of ``vkv.save``; a bad one is refused before any work is done.
 
         Raises:
-            CodecError, UnknownCodecError: A codec string is refused.
+            click.UsageError: A codec string is refused.
         """
         base = {"keys": default, "values": default} if isinstance(default, str) else default
         own = {"keys": self.keys or self.codec, "values": self.values or self.codec}
         spec = {name: text or base[name] for name, text in own.items()}
         from vkv.caches.saving.request import codec_pair  # brings MLX
 
-        codec_pair(spec)
+        try:
+            codec_pair(spec)
+        except VkvError as exc:
+            raise click.UsageError(str(exc)) from None
         return spec["keys"] if spec["keys"] == spec["values"] else spec
 
 
@@ -214,7 +218,7 @@ search_path_option = click.option(
 def local(_: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
     """Refuse a URL as a place to write; as a path it has one slash left."""
     if value is not None and (scheme := re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", str(value))):
-        text = f"{scheme[0]}/… is a URL, which can only be read; `vkv store push` sends files"
+        text = f"{scheme[0]}/… is a URL, which can only be read; `vkv push` sends files"
         raise click.BadParameter(text, param=param)
     return value
 

@@ -102,8 +102,11 @@ def given(text: str, option: str) -> str:
     """Return the text of an option, read from standard input if it is ``-``.
 
     Raises:
-        VkvError: It is empty, or not UTF-8.
+        click.UsageError: The option is empty.
+        VkvError: Standard input is empty, or the text is not UTF-8.
     """
+    if not text.strip():
+        raise click.UsageError(f"{option} is empty: there is nothing to compute.")
     at = f"{option} from standard input" if text == "-" else option
     return filled(read_text("-", at) if text == "-" else argument(text, at), at)
 

@@ -55,7 +55,8 @@ def usage_line(exc: click.ClickException) -> str:
     """Return what is wrong with a command line, on one line, and where the help is."""
     context = getattr(exc, "ctx", None)
     command = context.command_path if context is not None else "vkv"
-    return f"{' '.join(exc.format_message().split()).rstrip('.')}. See `{command} --help`."
+    text = " ".join(exc.format_message().split()).rstrip(".")
+    return f"{text}{'' if text.endswith('?') else '.'} See `{command} --help`."
 
 
 def silence_libraries(*, logs: bool = True) -> None:

@@ -119,6 +119,26 @@ def test_version(run):
             ["convert", "a", "b.vkv", "--prompt", "x"],
             "a prompt needs --model, whose tokenizer makes its tokens.",
         ),
+        (
+            ["save", "--model", "m", "-o", "x.vkv", "-p", "x", "--codec", "zip"],
+            "unsupported codec 'zip'; known codecs are ",
+        ),
+        (
+            ["save", "--model", "m", "-o", "x.vkv", "-p", "x", "--values", "affine:bits=7"],
+            "affine.bits: 7 is not one of 2, 3, 4, 5, 6, 8 [A1]",
+        ),
+        (
+            ["save", "--model", "m", "-o", "x.vkv", "-p", ""],
+            "--prompt is empty: there is nothing to compute",
+        ),
+        (
+            ["save", "--model", "m", "-o", "x.vkv", "--system-prompt", " \n"],
+            "--system-prompt is empty: there is nothing to compute",
+        ),
+        (["save", "--model", "m", "-o", "x", "-p", "x", "--codec", "afine"], "mean 'affine'?"),
+        (["convert", "a"], "Missing argument 'OUT|DIR': give it last, or with --output."),
+        (["convert", "a", "-o", "s3://b/c"], "s3://… is a URL, which can only be read"),
+        (["inspct", "a"], "No such command 'inspct'. Did you mean 'inspect'? See"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -150,14 +170,6 @@ def damaged(path, files):
         (["generate", "none.vkv", "-p", "x"], "none.vkv: No such file or directory"),
         (["convert", "none", "x.vkv"], "none: No such file or directory"),
         (
-            ["save", "--model", "m", "-o", "x.vkv", "-p", "x", "--codec", "zip"],
-            "unsupported codec 'zip'; known codecs are ",
-        ),
-        (
-            ["save", "--model", "m", "-o", "x.vkv", "-p", "x", "--values", "affine:bits=7"],
-            "affine.bits: 7 is not one of 2, 3, 4, 5, 6, 8 [A1]",
-        ),
-        (
             ["save", "--model", "m", "-o", "x.vkv", "--prompt-file", "none"],
             "none: No such file or directory",
         ),
@@ -176,14 +188,6 @@ def damaged(path, files):
         (
             ["save", "--model", "m", "-o", "x.vkv", "--messages", "[1]"],
             "[1]: message 0 is not a map with role and content",
-        ),
-        (
-            ["save", "--model", "m", "-o", "x.vkv", "-p", ""],
-            "--prompt: an empty prompt: there is nothing to compute",
-        ),
-        (
-            ["save", "--model", "m", "-o", "x.vkv", "--system-prompt", " \n"],
-            "--system-prompt: an empty prompt: there is nothing to compute",
         ),
         (
             ["save", "--model", "m", "-o", "x.vkv", "--prompt-file", "empty"],

@@ -303,11 +303,17 @@ def test_a_dash_is_stdin(run, model, tmp_path, option, text):
     assert vkv.diff(tmp_path / "file.vkv", tmp_path / "stdin.vkv").same
 
 
-@pytest.mark.parametrize("prompt", ["", " \n", "-"])
-def test_an_empty_prompt_is_refused(run, saved, model, prompt):
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt_is_wrong_usage(run, saved, model, prompt):
     ran = run("generate", saved, "--model", model, "-p", prompt)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("vkv: error: --prompt is empty: there is nothing to compute.")
+
+
+def test_an_empty_standard_input_is_refused(run, saved, model):
+    ran = run("generate", saved, "--model", model, "-p", "-")
     assert (ran.status, ran.out) == (1, "")
-    at = "--prompt from standard input" if prompt == "-" else "--prompt"
+    at = "--prompt from standard input"
     assert ran.err == f"vkv: error: {at}: an empty prompt: there is nothing to compute\n"
 
 

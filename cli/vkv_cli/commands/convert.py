@@ -30,8 +30,14 @@ from vkv_cli.written import show_written
 
 
 @click.command()
-@click.argument("sources", metavar="IN...", nargs=-1, required=True)
-@click.argument("output", metavar="OUT|DIR", type=click.Path(path_type=Path), callback=local)
+@click.argument("paths", metavar="IN... [OUT|DIR]", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT|DIR",
+    type=click.Path(path_type=Path),
+    help="The file or folder to write, instead of as the last argument.",
+)
 @codec_options()
 @basis_option()
 @click.option(
@@ -48,8 +54,8 @@ from vkv_cli.written import show_written
 @prompt_options()
 @json_option
 def convert(
-    sources: tuple[str, ...],
-    output: Path,
+    paths: tuple[str, ...],
+    output: Path | None,
     codecs: CodecChoice,
     basis: Path | None,
     inline: bool,
@@ -72,6 +78,7 @@ def convert(
     files keep their names, with the suffix .vkv; one that cannot be converted does not
     keep the others from it.
     """
+    sources, output = _split(paths, output)
     targets = _targets(sources, output)
     if words.given and len(sources) > 1:
         raise click.UsageError("a prompt is that of one file: convert it by itself.")
@@ -100,17 +107,33 @@ def convert(
     return int(not one(sources[0])) if len(sources) == 1 else each_file(sources, one, as_json)
 
 
+def _split(paths: tuple[str, ...], output: Path | None) -> tuple[tuple[str, ...], Path]:
+    """Return what to convert and where to: the last path, if ``--output`` is not given.
+
+    Raises:
+        click.UsageError: There is no output, or it is a URL.
+    """
+    sources, output = (paths, output) if output else (paths[:-1], Path(paths[-1]))
+    if not sources:
+        raise click.UsageError("Missing argument 'OUT|DIR': give it last, or with --output.")
+    local(click.get_current_context(), _output(), output)
+    return sources, output
+
+
+def _output() -> click.Parameter:
+    return next(p for p in click.get_current_context().command.params if p.name == "output")
+
+
 def _targets(sources: tuple[str, ...], output: Path) -> dict[str, Path]:
     """Return the file to write for each source.
 
     Raises:
         click.UsageError: Several would become one file, or a source would be replaced by another.
     """
-    context = click.get_current_context()
     if not output.is_dir():
         if len(sources) > 1:
             raise click.UsageError(f"several files need a folder, and '{output}' is none.")
-        writable(context, context.command.params[1], output)
+        writable(click.get_current_context(), _output(), output)
         return {sources[0]: output}
     names = {source: _name(source) for source in sources}
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
