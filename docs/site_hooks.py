@@ -57,7 +57,7 @@ def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(repository_path(here)), target))
         there = site_path(path)
         if files.get_file_from_path(there) is None:
-            return f"{text} (`{path}`)" if f"`{path}`" != text else text
+            return f"`{path}`" if text in path else f"{text} (`{path}`)"
         relative = posixpath.relpath(there, posixpath.dirname(here) or ".")
         return f"{mark}[{text}]({relative}{anchor or ''})"
 

@@ -85,7 +85,6 @@ def layout() -> None:
         66,
         "the codec of each segment, the model,\nthe tokenizer, metadata,\na digest of every tensor",
     )
-    p.arrow(135, 122, 135, 94)
     p.word(440, 140, "id in the JSON = BLAKE3 of vkv.header;", small=True)
     p.word(440, 158, "the header has the digest of each tensor:", small=True)
     p.word(440, 176, "so the id covers every byte.", small=True)
@@ -102,17 +101,17 @@ def pre_rope() -> None:
     p.box(374, 50, 90, 56, "codec", "exact")
     p.arrow(468, 78, 514, 78)
     p.box(518, 50, 186, 56, "codes in the file\n+ the rope, once", "key")
-    p.word(
-        16,
-        28,
-        "Save. A rotation mixes two channels differently for each token; without it, a channel",
-    )
+    p.word(16, 28, "Save:")
     p.word(
         16,
         134,
-        "keeps its range from token to token, and fewer bits do. Load decodes, and rotates again,",
+        "A rotation mixes two channels differently for each token. Without it a channel keeps its",
     )
-    p.word(16, 154, "with the same operation that the model uses.")
+    p.word(
+        16,
+        154,
+        "range, and fewer bits do. Load decodes, and rotates again with the model's own operation.",
+    )
     p.save("pre-rope")
 
 
@@ -202,7 +201,8 @@ def checkpoints() -> None:
         26,
         "A recurrent state, or a window that has wrapped, cannot go back to an earlier token.",
     )
-    p.box(16, 60, 560, 40, "prompt that was computed")
+    p.box(16, 60, 560, 40, "")
+    p.word(26, 84, "the old prompt")
     for x, name in ((156, "512"), (296, "1,024"), (436, "1,536")):
         p.box(x - 5, 52, 10, 56, "", "exact")
         p.word(x, 46, name, "middle", small=True)
@@ -214,6 +214,8 @@ def checkpoints() -> None:
     p.save("checkpoints")
 
 
+PICTURES = (layout, pre_rope, nsnquant, kvquant, tc, checkpoints)
+
 if __name__ == "__main__":
-    for draw in (layout, pre_rope, nsnquant, kvquant, tc, checkpoints):
+    for draw in PICTURES:
         draw()
