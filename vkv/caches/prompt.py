@@ -16,8 +16,10 @@ from vkv.caches.checkpoints.record import (
 )
 from vkv.caches.interrupted import Mark, states
 from vkv.caches.kinds.live import offsets, sequences, unused
+from vkv.caches.notebook import prompt_table
 from vkv.errors import CacheError
 from vkv.format.info import Info
+from vkv.format.notebook import place
 
 
 class Prompt:
@@ -52,8 +54,10 @@ class Prompt:
     def __repr__(self) -> str:
         recorded = "no token ids" if self._ids is None else f"{len(self.tokens or [])} token ids"
         held = "" if self.length is None else f" of {self.length} tokens"
-        source = "" if self._info is None else f", from {self._info.path!r}"
+        source = "" if self._info is None else f", from {place(self._info.path)!r}"
         return f"<Prompt: {recorded}{held} in {len(self.cache)} caches{source}>"
+
+    _repr_html_ = prompt_table
 
     @property
     def info(self) -> Info:

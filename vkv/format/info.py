@@ -10,6 +10,8 @@ from vkv.format.account import Accounting, account, checkpoint_bytes
 from vkv.format.document import Document, open_document
 from vkv.format.layer_summary import codec_string, layer_groups
 from vkv.format.layers import external_references, segments
+from vkv.format.notebook import facts, place
+from vkv.format.overview import layer_kinds, tensor_kinds
 from vkv.format.schema import Header
 
 #: Version of the JSON that ``Info.to_dict`` returns.
@@ -37,7 +39,32 @@ class Info:
     def __repr__(self) -> str:
         tokens = "no token ids" if self.tokens is None else f"{self.tokens} tokens"
         bits = f"{self.accounting.bits:.2f} bits per element"
-        return f"<vkv {self.path!r}: {tokens}, {self.size:,} bytes, {bits}, id {self.id[:12]}>"
+        return (
+            f"<vkv {place(self.path)!r}: {tokens}, {self.size:,} bytes, {bits}, id {self.id[:12]}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        head, account = self.header, self.accounting
+        kinds = [(kind.name, str(kind)) for kind in tensor_kinds(head)]
+        return facts(
+            place(self.path),
+            [
+                ("id", self.id),
+                ("size", f"{self.size:,} bytes"),
+                ("rate", f"{account.bits:.2f} bits per element" if account.elements else ""),
+                ("model", "not recorded" if head.model is None else head.model.type),
+                ("tokens", "not recorded" if self.tokens is None else f"{self.tokens:,}"),
+                ("layers", layer_kinds(head)),
+                *kinds,
+                *(
+                    (role, f"{n:,} bytes, {n / self.size:.1%}")
+                    for role, n in account.roles.items()
+                    if n
+                ),
+                ("depends on", ", ".join(self.dependencies)),
+            ],
+        )
 
     @property
     def tokens(self) -> int | None:

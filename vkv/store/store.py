@@ -14,6 +14,7 @@ from vkv.store.local.index import Index
 from vkv.store.local.layout import Layout, default_root
 from vkv.store.local.limits import Limits
 from vkv.store.local.summary import with_names
+from vkv.store.notebook import store_table
 from vkv.store.results import Collected, Entry, Found, Hit, Stats
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class PromptStore:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {str(self.root)!r}>"
+
+    _repr_html_ = store_table
 
     def __len__(self) -> int:
         with self._index.read() as db:

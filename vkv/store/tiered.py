@@ -68,6 +68,9 @@ class TieredStore(PromptStore):
         self._patience = Patience(deadline)
         self._refused: set[str] = set()
 
+    def __repr__(self) -> str:
+        return f"<TieredStore {str(self.root)!r}, remote {self.remote!r}>"
+
     def put(self, *args: Any, **options: Any) -> Entry:
         """Store a cache as ``PromptStore.put`` does; with ``write_through``, push it too."""
         entry = super().put(*args, **options)

@@ -13,6 +13,7 @@ from vkv.format.document import Document, open_document
 from vkv.format.layer_rules import check_layers
 from vkv.format.layer_summary import describe
 from vkv.format.layers import external_references, stored_layers
+from vkv.format.notebook import facts, grid, place
 from vkv.format.schema import Header, Layer
 from vkv.tools.distance import Distance, distances
 
@@ -38,7 +39,7 @@ class Difference:
     b: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Diff:
     """All differences between two files, in the order of the header.
 
@@ -63,6 +64,17 @@ class Diff:
     layers: int = 0
     deep: bool = False
     distances: list[Distance] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"<Diff {place(self.a)!r} {place(self.b)!r}: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook."""
+        if self.same:
+            return facts("no difference", [("A", place(self.a)), ("B", place(self.b))])
+        rows = [(d.at, d.a, d.b) for d in self.rows()]
+        rows += [(f"{d.at}.{d.name}", "", str(d)) for d in self.distances if str(d)]
+        return grid(self.summary, ("", place(self.a), place(self.b)), rows)
 
     @property
     def differing(self) -> int:

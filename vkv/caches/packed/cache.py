@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from vkv.caches.attention.hook import Attention
 from vkv.caches.kinds.adapter import Packed, Snapshot
+from vkv.caches.notebook import packed_table, packed_text
 from vkv.caches.packed import batch
 from vkv.caches.packed.rows import Rows
 from vkv.errors import CacheError
@@ -47,6 +48,9 @@ class PackedKVCache(Packed):
     ):
         self.rows_keys, self.rows_values, self.max_tokens = keys, values, max_tokens
         self.attention = attention
+
+    __repr__ = packed_text
+    _repr_html_ = packed_table
 
     @property
     def offset(self) -> int:
