@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from fixtures.models import tiny
@@ -40,6 +42,30 @@ def test_links_exist(page):
     text = (ROOT / page).read_text()
     links = set(re.findall(r"\]\(((?!http)[^)#]+)", text))
     assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+
+
+def command_lines(page: str) -> list[str]:
+    """Return the command lines of a page that begin with ``$ vkv``; those that go on are joined."""
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    return re.findall(r"^\$ (vkv .*)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if command_lines(p)])
+def test_command_lines_are_understood(page):
+    """Commands and options exist, and have the arguments they need; nothing is run."""
+    from vkv_cli.main import cli
+
+    for line in command_lines(page):
+        words = shlex.split(line.replace("…", "x"), comments=True)[1:]
+        words = words[: words.index("<")] if "<" in words else words
+        command, context = cli, click.Context(cli)
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            command = command.get_command(context, words.pop(0))
+            assert command is not None, line
+        options, rest, _ = command.make_parser(click.Context(command)).parse_args(words)
+        assert rest == [], line
+        needed = {p.name for p in command.params if p.required and not p.envvar}
+        assert {name for name in needed if options.get(name) in (None, ())} == set(), line
 
 
 def test_every_command_is_named():

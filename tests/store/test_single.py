@@ -14,22 +14,11 @@ from vkv.errors import DigestError, VkvError
 IDS = [n % 50 for n in range(40)]
 
 
-@pytest.fixture(scope="module")
-def s3():
-    with servers.s3() as url:
-        fsspec.filesystem("s3").mkdir("single")
-        yield url
-
-
-@pytest.fixture(params=["s3", "memory", "file"])
-def folder(request, tmp_path, s3):
+@pytest.fixture(params=["memory", "file"])
+def folder(request, tmp_path):
     """URL of an empty folder."""
-    name = f"{tmp_path.parent.name}-{tmp_path.name}"
-    return {
-        "s3": f"s3://single/{name}/",
-        "memory": f"memory://{name}/",
-        "file": (tmp_path / "there").as_uri() + "/",
-    }[request.param]
+    memory = f"memory://{tmp_path.parent.name}-{tmp_path.name}/"
+    return memory if request.param == "memory" else (tmp_path / "there").as_uri() + "/"
 
 
 @pytest.fixture
@@ -51,6 +40,16 @@ def test_pushed_and_pulled(folder, path, tmp_path):
     assert pulled.id == info.id
     assert (tmp_path / "here" / "a.vkv").read_bytes() == path.read_bytes()
     assert [p.name for p in (tmp_path / "here").iterdir()] == ["a.vkv"]
+
+
+def test_over_s3(path, tmp_path):
+    with servers.s3():
+        fsspec.filesystem("s3").mkdir("single")
+        info = vkv.push(path, "s3://single/some/where.vkv")
+        fsspec.filesystem("s3").pipe("single/other.vkv", b"other")
+        with pytest.raises(VkvError, match="expected nothing or"):
+            vkv.push(path, "s3://single/other.vkv")
+        assert vkv.pull("s3://single/some/where.vkv", tmp_path / "b.vkv").id == info.id
 
 
 def test_another_file_is_not_replaced(folder, path, tmp_path):
