@@ -209,7 +209,7 @@ def test_what_others_depend_on_stays_and_is_said(run, grown):
         assert said.startswith(f"{words} 1 entry, ")
         assert re.search(r"freed? 0 bytes; .* stay: others depend on them\n", said)
     footer = run("store", "ls", "--store", place / "store").out.splitlines()[-1]
-    assert re.match(r"1 entry, .* of removed ones that others depend on", footer)
+    assert re.match(r"1 entry, .* kept only because others depend on them", footer)
 
 
 def test_verify_removes_what_is_damaged_and_what_depends_on_it(run, grown, caplog):

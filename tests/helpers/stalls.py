@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -70,9 +71,17 @@ class Stalls:
         self.seen.append({"at, s": round(at, 1), "waiting": dict(waiting)} | about(pid))
         os.kill(pid, signal.SIGUSR1)
 
-    def stacks(self) -> str:
-        """Return the stacks that were written."""
-        return self.stacks_path.read_text() if self.stacks_path.exists() else ""
+    def end(self, process: subprocess.Popen[bytes]) -> int:
+        """Send SIGTERM and return the exit status; kill a process that does not end in 60 s."""
+        process.send_signal(signal.SIGTERM)
+        try:
+            return process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.seen.append({"waiting": "for the end"} | about(process.pid))
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(1)  # the stacks are written
+            process.kill()
+            return process.wait()
 
     def activity(self) -> dict[str, int]:
         """Return the number of samples by thread and function."""
@@ -95,4 +104,7 @@ def about(pid: int) -> dict[str, Any]:
     names = ("State", "Threads", "VmRSS", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
     return {name: status.get(name, "").strip() for name in names} | {
         "descriptors": len(list((place / "fd").iterdir())), "load": os.getloadavg()[0],
+        "threads wait in": dict(Counter(
+            (task / "wchan").read_text() for task in (place / "task").iterdir()
+        )),
     }  # fmt: skip

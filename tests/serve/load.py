@@ -10,20 +10,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from fixtures.models import tiny
 from tests.helpers import hostile_clients as clients
+from tests.helpers.disks import small_disk
 from tests.helpers.http_client import TEXT, send
 from tests.helpers.serve_process import Process
 from tests.helpers.stalls import Stalls
@@ -152,28 +150,18 @@ def resident(pid: int) -> float:
     return int(ran.stdout.strip() or 0) / 1024
 
 
-@contextlib.contextmanager
-def small_disk(place: Path, megabytes: int) -> Iterator[Path | None]:
-    """Mount a file system of that size, where the system allows it; else yield ``None``."""
-    place.mkdir()
-    mounted = sys.platform == "linux" and os.geteuid() == 0 and not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)],
-        check=False, capture_output=True,
-    ).returncode  # fmt: skip
-    try:
-        yield place if mounted else None
-    finally:
-        if mounted:
-            subprocess.run(["umount", str(place)], check=True)
+def run(
+    place: Path, count: int, seconds: float, stacks: Path | None = None
+) -> tuple[Load, int, float]:
+    """Return the counts, the exit status after SIGTERM, and the seconds until the end.
 
-
-def run(place: Path, count: int, seconds: float) -> tuple[Load, int, float]:
-    """Return the counts, the exit status after SIGTERM, and the seconds until the end."""
+    A server that does not end within 60 s is killed; its stacks are in ``stacks`` then.
+    """
     model = tiny.save_dir(tiny.llama(), tiny.tokenizer(), place / "model")
     with small_disk(place / "disk", 24) as disk:
         store = (disk or place) / "store"
         flags = ("--model", model, "--store", store, "--max-bytes", "12MB", "--min-tokens", 32)
-        stalls = Stalls(place / "stacks.txt", place / "activity.json")
+        stalls = Stalls(stacks or place / "stacks.txt", place / "activity.json")
         with Process(
             place, *flags, "--log-level", "WARNING", script=stalls.script, env=stalls.env
         ) as server:
@@ -185,7 +173,7 @@ def run(place: Path, count: int, seconds: float) -> tuple[Load, int, float]:
             waiting.start()
             time.sleep(0.2)
             start = time.monotonic()
-            status = server.end(signal.SIGTERM)
+            status = stalls.end(server.process)
             took = time.monotonic() - start
             waiting.join()
     return load, status, took
@@ -196,13 +184,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--stacks", type=Path, help="where to write stacks, if there was a stall")
+    parser.add_argument("--stacks", type=Path, help="for the server's stacks, should it stall")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        load, status, took = run(Path(folder), args.clients, args.seconds)
+        load, status, took = run(Path(folder), args.clients, args.seconds, args.stacks)
         log, activity = load.server.log(), load.stalls.activity()
-        if args.stacks is not None and load.stalls.stacks():
-            args.stacks.write_text(load.stalls.stacks())
     report = {
         "right": load.right, "wrong": load.wrong[:20], "wrong in all": len(load.wrong),
         "slowest well-formed, s": round(load.slowest, 1), "memory, MB": load.memory[::10],

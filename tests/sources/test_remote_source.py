@@ -16,8 +16,9 @@ from tests.helpers import servers
 from vkv.errors import ContainerError, DigestError, MissingFileError, VkvError
 from vkv.format.document import open_document
 from vkv.sources import http as http_source
-from vkv.sources import retries
+from vkv.sources import objects, retries
 from vkv.sources.base import FIRST_READ
+from vkv.sources.objects import filesystem
 from vkv.sources.opening import open_source
 from vkv.sources.urls import folder_of, in_folder, is_url, name_of, shown
 
@@ -44,6 +45,15 @@ def data(path):
 def web(data):
     with servers.web(files={"/a.vkv": data}) as found:
         yield found
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a", "s3a://bucket/a", "simplecache::s3://bucket/a"])
+def test_each_link_of_a_chain_gets_its_options(url):
+    files, _ = filesystem(url)
+    last = getattr(files, "fs", files)
+    assert (last.config_kwargs["read_timeout"], last.retries) == (30, objects.MAX_TRIES)
+    files, _ = filesystem("simplecache::http://127.0.0.1:1/a")
+    assert files.fs.client_kwargs["trust_env"] is True
 
 
 @pytest.mark.parametrize(

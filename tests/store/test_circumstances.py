@@ -16,6 +16,7 @@ import time
 import pytest
 
 import vkv
+from tests.helpers.disks import small_disk
 from tests.helpers.stores import cache_of, held
 from vkv.errors import StoreUnavailableError, VkvError
 from vkv.store.local import file_check, index, index_errors
@@ -315,6 +316,29 @@ def test_times_of_a_clock_that_was_ahead(store, model, monkeypatch):
     for n in range(3):
         small.put(cache_of([n] * 40), [n] * 40, model=model)
     assert early.id not in [e.id for e in small.ls()]
+
+
+def test_a_full_disk_says_the_room_asked_for_and_loses_nothing(model, tmp_path):
+    with small_disk(tmp_path / "disk", 1) as disk:
+        if disk is None:
+            pytest.skip("only root may mount a disk")
+        store = vkv.PromptStore(disk / "store")
+        entry = store.put(cache_of(A), A, model=model)
+        with (disk / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(bytes(4096))
+        long = list(range(1000, 1400))
+        with pytest.raises(
+            StoreUnavailableError, match=r"about \d[\d,]+ bytes .*make room"
+        ) as caught:
+            store.put(cache_of(long), long, model=model)
+        assert caught.value.no_space
+        assert store.get([*A, 7], model=model).tokens == 40
+        (disk / "ballast").unlink()
+        assert store.put(cache_of(long), long, model=model).tokens == 400
+        assert {e.id for e in store.ls()} >= {entry.id}
+        assert not store.verify().findings
+        store.close()
 
 
 # Quarantine

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import vkv
 from tests.helpers.stores import cache_of, consistent, du, fill, flip, held, rewritten
-from vkv.errors import VkvError
+from vkv.errors import StoreUnavailableError, VkvError
 from vkv.format.document import open_document
 from vkv.store.local import file_check, layout, removal
 
@@ -94,7 +94,7 @@ def test_room_on_the_disk_is_kept(store, model, monkeypatch):
     careful = vkv.PromptStore(store.root, min_free=1000 + entries[0].size)
     new = careful.put(cache_of([9] * 8), [9] * 8, model=model)
     assert [e.id for e in careful.ls()] == [new.id, entries[2].id, entries[1].id]
-    with pytest.raises(OSError, match="too few would stay free"):
+    with pytest.raises(StoreUnavailableError, match="too few would stay free"):
         vkv.PromptStore(store.root, min_free="1GB").put(cache_of([8]), [8], model=model)
     assert len(consistent(store)) == 3
 

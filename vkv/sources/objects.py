@@ -47,31 +47,32 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         raise VkvError(f"a URL needs the package fsspec: {INSTALL}", at=shown(url)) from None
     with naming(url):
         files, path = url_to_fs(url, use_listings_cache=False, **_options(url))
-    if _scheme(url) in _S3:
-        files.retries = MAX_TRIES  # of s3fs, beside those of botocore
+    link: AbstractFileSystem | None = files
+    while link is not None:
+        if _S3[0] in link.protocol:
+            link.retries = MAX_TRIES  # of s3fs, beside those of botocore
+        link = getattr(link, "fs", None)
     return files, path
 
 
-def _scheme(url: str) -> str:
-    return url.partition(":")[0].lower()
-
-
 def _options(url: str) -> dict[str, dict[str, object]]:
-    """Return options for fsspec that its configuration may override.
+    """Return options for fsspec, by scheme, for each link of a chain (``simplecache::s3://…``).
 
     http(s) uses the proxies of the environment, as other back ends do. S3 gives up in
-    time, and does not try again inside each try.
+    time, and does not try again inside each try. The configuration of fsspec may override both.
     """
     from fsspec.config import conf
 
-    scheme = _scheme(url)
-    if scheme in ("http", "https"):
-        name, own = "client_kwargs", _WITH_PROXIES
-    elif scheme in _S3:
-        name, own = "config_kwargs", _S3_TIMES
-    else:
-        return {}
-    return {name: own | conf.get(scheme, {}).get(name, {})}
+    found: dict[str, dict[str, object]] = {}
+    for scheme in {link.partition(":")[0].lower() for link in url.split("::")}:
+        if scheme in ("http", "https"):
+            name, own = "client_kwargs", _WITH_PROXIES
+        elif scheme in _S3:
+            name, own = "config_kwargs", _S3_TIMES
+        else:
+            continue
+        found[scheme] = {name: own | conf.get(scheme, {}).get(name, {})}
+    return found
 
 
 class ObjectSource(RangedSource):

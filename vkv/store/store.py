@@ -121,7 +121,8 @@ class PromptStore:
         Raises:
             VkvError: As ``vkv.save``; or it does not fit into ``max_bytes`` beside
                 what is pinned; or the folder that would hold the store is missing.
-            OSError: The store cannot be written, or ``min_free`` cannot be kept.
+            StoreUnavailableError: No room on the disk, or a busy index; nothing is changed.
+            OSError: The store cannot be written.
         """
         from vkv import identity
         from vkv.caches.saving.save import save
@@ -153,7 +154,7 @@ class PromptStore:
             VkvError: The file is damaged or of no use here; or as ``put``.
             OSError: As ``put``, or the file cannot be read.
         """
-        with self._layout.staging() as folder:
+        with ingest.room(self._layout, path), self._layout.staging() as folder:
             copy = folder / "new.vkv"
             resolver = FileResolver([Path(path).parent] if search_paths is None else search_paths)
             ingest.copy_checked(Path(path), copy, resolver)
@@ -293,11 +294,9 @@ class PromptStore:
         return rebuild.reindex(self._index)
 
     def export(self, key: str, path: str | os.PathLike[str]) -> Entry:
-        """Write an entry to a file that depends on no other, in one step; return the entry.
+        """Write entry ``key`` to a file that depends on no other, in one step; return the entry.
 
-        Args:
-            key: Its id. Raises as ``rm``.
-            path: The file to write; an existing one is replaced.
+        A file at ``path`` is replaced. Raises as ``rm``.
         """
         (entry,) = self.entries(key)
         ingest.export(self._layout, entry, Path(path))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
 from vkv._atomic import replacing, sync_directory
-from vkv.errors import MissingFileError, VkvError
+from vkv.errors import MissingFileError, StoreUnavailableError, VkvError
 from vkv.format.dependencies import Dependency, FileResolver
 from vkv.format.document import Document, open_document
 from vkv.format.file_id import FileId
@@ -39,7 +41,7 @@ _log = logging.getLogger("vkv.store")
 def save_and_ingest(
     index: Index,
     limits: Limits,
-    write: Callable[..., object],
+    write: partial[Any],
     parent: Entry | None,
     resolver: FileResolver,
 ) -> Entry:
@@ -50,15 +52,46 @@ def save_and_ingest(
         limits: Of the store.
         write: ``vkv.save``, but for the path, ``parent`` and ``search_paths``.
         parent: The entry to depend on.
-        resolver: As ``ingest`` takes it. Raises as it does.
+        resolver: As ``ingest`` takes it.
+
+    Raises as ``ingest``; ``StoreUnavailableError`` if the disk is full.
     """
-    with index.layout.staging() as folder:
+    with room(index.layout, write.keywords["cache"]), index.layout.staging() as folder:
         path = folder / "new.vkv"
         if parent is not None and _written_on(index.layout, write, path, parent):
             with contextlib.suppress(MissingFileError):  # evicted meanwhile
                 return ingest(index, limits, path, resolver)
         write(path)
         return ingest(index, limits, path, resolver)
+
+
+@contextlib.contextmanager
+def room(layout: Layout, what: Any) -> Iterator[None]:
+    """Say on a full disk how much room a new entry needs, and what to do.
+
+    Args:
+        layout: Of the store.
+        what: The path of a file, or caches.
+
+    Raises:
+        StoreUnavailableError: Its ``no_space`` is true; the store is as it was.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StoreUnavailableError(
+            f"no space on the disk for a new entry of about {_size_of(what):,} bytes "
+            f"({exc.strerror}); the store is as it was; `vkv store rm` or `gc` make room",
+            at=str(layout.root), no_space=True,
+        ) from exc  # fmt: skip
+
+
+def _size_of(what: Any) -> int:
+    if isinstance(what, str | os.PathLike):
+        return os.stat(what).st_size
+    return sum(int(getattr(layer, "nbytes", 0)) for layer in getattr(what, "cache", what))
 
 
 def _written_on(layout: Layout, write: Callable[..., object], path: Path, parent: Entry) -> bool:
@@ -91,7 +124,8 @@ def ingest(
     Raises:
         MissingFileError: A dependency was not found.
         VkvError: It is of no use to a store, or does not fit into ``max_bytes``.
-        OSError: ``min_free`` cannot be kept, or the store cannot be written.
+        StoreUnavailableError: ``min_free`` cannot be kept, or the index is busy.
+        OSError: The store cannot be written.
     """
     with open_document(written) as document:
         what = describe(document)
@@ -196,8 +230,10 @@ def _make_room(db: Connection, limits: Limits, root: Path, number: int) -> None:
             "is pinned or others depend on it"
         )
     if over:
-        reason = f"{over:,} bytes too few would stay free, and the rest is pinned or needed"
-        raise OSError(errno.ENOSPC, reason, str(root))
+        raise StoreUnavailableError(
+            f"{over:,} bytes too few would stay free (min_free), and the rest is pinned or needed",
+            at=str(root), no_space=True,
+        )  # fmt: skip
 
 
 def parent_for(index: Index, owner: bytes, tokens: Any, codec: CodecSpec) -> Entry | None:

@@ -121,6 +121,6 @@ def ls(
     if not (quiet or as_json):
         retained = store.stats().retained
         removed = (
-            f", and {size_text(retained)} of removed ones that others depend on" if retained else ""
+            f"; {size_text(retained)} kept only because others depend on them" if retained else ""
         )
         click.echo(f"{total(found)} in {store.root}{removed}")

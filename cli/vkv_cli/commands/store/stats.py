@@ -6,7 +6,7 @@ import click
 
 import vkv
 from vkv_cli import text
-from vkv_cli.commands.store.common import store_option
+from vkv_cli.commands.store.common import count, store_option
 
 
 @click.command()
@@ -18,9 +18,10 @@ def stats(store: vkv.PromptStore, as_json: bool) -> None:
     if as_json:
         text.echo_json(found.to_dict())
         return
+    models = count(found.models, "model", "models")
     rows = [
         ("store", text.printable(str(found.root))),
-        ("entries", f"{found.entries:,}, of {found.models:,} models, {found.tokens:,} tokens"),
+        ("entries", f"{found.entries:,}, of {models}, {count(found.tokens, 'token', 'tokens')}"),
         ("size", text.exact_size(found.bytes)),
         ("pinned", text.size(found.pinned)),
         ("removed, but needed", text.size(found.retained)),
