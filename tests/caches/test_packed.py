@@ -299,3 +299,14 @@ def test_one_segment_without_tokens_covers_all_rows(tmp_path):
     )
     assert packed.offset == dense.offset > 0
     assert mx.array_equal(packed.keys_and_values()[0], dense.keys)
+
+
+def test_a_codec_made_for_files_is_said_to_be_worse_here(tmp_path):
+    model = tiny.MODELS["llama"]()
+    with pytest.warns(UserWarning, match=r"codec tc finds its steps .* a file is written"):
+        make_prompt_cache(model, codec="tc")
+    cache = [KVCache() for _ in model.layers]
+    mx.eval(model(mx.array([[*range(1, 101)]]), cache=cache))
+    vkv.save(tmp_path / "a.vkv", cache, codec="tc:step=0.5")
+    assert any("codec tc " in note for note in vkv.load(tmp_path / "a.vkv", live="packed").notes)
+    assert not vkv.load(tmp_path / "a.vkv").notes

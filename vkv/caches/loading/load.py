@@ -17,7 +17,7 @@ from vkv.caches.loading.checkpoints import with_checkpoints
 from vkv.caches.loading.decode import decode
 from vkv.caches.loading.owner import ModelIdentity, check_owner
 from vkv.caches.loading.read_ahead import LayerProgress, ReadAhead
-from vkv.caches.packed.notes import unpacked
+from vkv.caches.packed.notes import planned, unpacked
 from vkv.caches.packed.packable import first_packable
 from vkv.caches.packed.stored import packed_layer
 from vkv.caches.prompt import Prompt
@@ -29,6 +29,7 @@ from vkv.format.dependencies import SearchPath
 from vkv.format.info import of_document
 from vkv.format.kinds import KINDS
 from vkv.format.layer_rules import check_cache, check_layers
+from vkv.format.layers import stored_layers
 from vkv.format.schema import Layer
 from vkv.identity.heads import check_heads
 
@@ -116,11 +117,21 @@ def load_file(
     with DeferredVerification() as deferred:
         cache = _caches(file, LayerProgress(file, progress), deferred, live == "packed")
         cache = with_checkpoints(cache, file, deferred)
-    notes = unpacked(cache, sizes=True) if live == "packed" else ()
+    notes = _packed_notes(file, cache) if live == "packed" else ()
     prompt = Prompt(cache, file.document.tokens(), of_document(file.document), notes)
     if at is not None and (back := prompt.rewind(at)) != at:
         prompt.notes.append(f"at {back} tokens, the nearest usable point to the {at} asked for")
     return prompt
+
+
+def _packed_notes(file: CacheFile, cache: list[Any]) -> list[str]:
+    codecs = [
+        registry.CODECS[segment.codec, segment.version]
+        for _, layer in stored_layers(file.header)
+        for tensor in layer.tensors.values()
+        for segment in tensor.segments
+    ]
+    return [*unpacked(cache, sizes=True), *planned(codecs)]
 
 
 def check_live(live: LiveForm) -> None:

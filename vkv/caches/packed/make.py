@@ -13,7 +13,7 @@ from vkv.caches.attention import hook
 from vkv.caches.kinds.live import inner, kind_of
 from vkv.caches.packed.cache import PackedKVCache
 from vkv.caches.packed.encoder import Encoder
-from vkv.caches.packed.notes import unpacked
+from vkv.caches.packed.notes import planned, unpacked
 from vkv.caches.packed.packable import first_packable
 from vkv.caches.packed.rows import Rows
 from vkv.caches.saving.request import CodecPair, CodecSpec, codec_pair
@@ -48,6 +48,8 @@ def make_prompt_cache(
     if not hasattr(model, "layers"):
         found = type(model).__name__
         raise VkvError(f"model is a {found}, expected a model as mlx_lm.load gives it")
+    for text in planned(request.codec for request in recipe.codecs.both()):
+        warnings.warn(text, UserWarning, stacklevel=2)
     hook.install()
     tried = _caches(model, recipe)
     failure = _run(model, tried)

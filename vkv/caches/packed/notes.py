@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from vkv.caches.kinds.live import inner
 from vkv.caches.packed.cache import PackedKVCache
+from vkv.codecs.protocol import Codec
 from vkv.format.layers import LATENTS, is_latent
 
 
@@ -32,6 +33,17 @@ def unpacked(caches: Sequence[Any], *, sizes: bool = False) -> list[str]:
         f"{_layers([i for i, _ in found])} of {len(caches)}: {reason}"
         + (f"; {sum(c.nbytes for _, c in found):,} of {total:,} bytes" if sizes else "")
         for reason, found in places.items()
+    ]
+
+
+def planned(codecs: Iterable[type[Codec]]) -> list[str]:
+    """Return one sentence for each codec that is made for files, and not for packed caches."""
+    return [
+        f"codec {codec.id} finds its steps for a whole cache when a file is written; a packed "
+        "cache encodes new tokens with fixed steps, which cost three times the KL. Use another "
+        f"codec here, or dense caches and vkv.save(..., codec={codec.id!r})"
+        for codec in dict.fromkeys(codecs)
+        if codec.traits.plans
     ]
 
 
