@@ -1,9 +1,8 @@
-"""Plain text for the terminal: sizes, tables, JSON. No rich here: it costs 80 ms to import."""
+"""Plain text for the terminal: sizes, printable characters, JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -30,27 +29,6 @@ def size(count: int) -> str:
 def exact_size(count: int) -> str:
     """Return a size like ``1.23 MB (1,234,567 bytes)``."""
     return size(count) if count < 1000 else f"{size(count)} ({count:,} bytes)"
-
-
-def table(rows: Iterable[Sequence[str]], right: Iterable[int] = (), gap: str = "  ") -> list[str]:
-    """Return the lines of a table whose columns are as wide as their widest cell.
-
-    Args:
-        rows: Cells, printed as ``printable`` makes them; the last column is not padded.
-        right: Columns flush right.
-        gap: Between columns.
-    """
-    rows = [[*(printable(c, WIDE) for c in row[:-1]), printable(row[-1])] for row in rows]
-    right = set(right)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(gap.join(cells).rstrip())
-    return lines
 
 
 def printable(text: str, limit: int = LONG) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from vkv_cli import text
 
 import vkv
 from fixtures.models import tiny
@@ -29,14 +30,18 @@ def test_there_and_back(run, here, saved, url, tmp_path, monkeypatch):
     ran = run("store", "push", entry.id[:8], *args, here.root)
     assert (ran.status, ran.out, ran.err) == (
         0,
-        f"{entry.id[:8]}: {entry.id} is at {url}, sent\n",
+        f"{entry.id[:12]}  {entry.id[:8]}: {text.exact_size(entry.size)}\n"
+        f"sent 1 to {url}, {text.size(entry.size)}\n",
         "",
     )
     assert run("store", "push", saved, *args, here.root).out.endswith(
-        f"{entry.id} is at {url}, as it was\n"
+        f"{saved}: there already\nsent 0 to {url}, 0 bytes, 1 there already\n"
     )
     monkeypatch.setenv("VKV_REMOTE", url)
-    assert run("store", "ls-remote").out.split()[0] == entry.id
+    head, row, total = run("store", "ls-remote").out.splitlines()
+    assert head.split() == ["ID", "SIZE"]
+    assert row.split()[0] == entry.id
+    assert total == f"1 file, {text.size(entry.size)} at {url}"
     assert run("store", "ls-remote", "--json").json["size"] == entry.size
     ran = run("store", "pull", entry.id[:8], "--store", tmp_path / "other", "--json")
     assert (ran.json["id"], ran.json["tokens"]) == (entry.id, entry.tokens)

@@ -1,4 +1,4 @@
-"""``vkv codecs``: every codec with its options, their defaults and ranges."""
+"""``vkv codecs``: which codec to choose, and the options of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vkv.format.schema import Scalar
-from vkv_cli import text
+from vkv_cli import screen, text
 
 if TYPE_CHECKING:
     from vkv.codecs.options import Option
@@ -20,27 +20,63 @@ if TYPE_CHECKING:
 _WIDTH = 28
 
 
+#: Codec -> bits per element, how fast it is, when to use it; measured in docs/codecs.md and
+#: docs/benchmarks.md.
+GUIDE = {
+    "raw": ("16", "fast", "disk is cheap, and no bit may change"),
+    "lossless": ("10.3", "a core's time", "no bit may change, and bytes cost: sent, object stores"),
+    "affine": ("8.5 … 2.5", "fast", "loading must be fast and simple; also in memory"),
+    "nsnquant": ("2.24, 1.24", "fast", "the smallest cache in memory; no calibration"),
+    "kvquant": (
+        "about 3.6",
+        "slow steps",
+        "keys have strong outliers; in memory decoded at each step",
+    ),
+    "tc": ("any rate", "slow", "written once, read often: half of 4 bits, and nearer to raw"),
+}
+
+
 @click.command()
+@click.argument("names", nargs=-1, metavar="[CODEC]...")
 @text.json_option
-def codecs(as_json: bool) -> None:
-    """List the codecs: their options, defaults and ranges.
+def codecs(names: tuple[str, ...], as_json: bool) -> None:
+    """Help to choose a codec; with a name, show its options, defaults and ranges.
 
     A codec string is NAME[:OPTION=VALUE,…], e.g. affine:bits=8,group=32.
     """
     from vkv.codecs.options import options, summary
     from vkv.codecs.registry import CODECS, newest
 
-    found = {name: CODECS[name, version] for name, version in newest().items()}
-    for name, codec in found.items() if as_json else ():
-        own = {"schema_version": 1, "codec": name, "version": codec.version}
-        about = {"summary": summary(codec), "options": [asdict(x) for x in options(codec)]}
-        text.echo_json(own | about)
-    blocks = [
-        [f"{name}: {_plain(summary(codec))}", *(line for x in options(codec) for line in _lines(x))]
-        for name, codec in found.items()
-    ]
-    if not as_json:
+    known = {name: CODECS[name, version] for name, version in newest().items()}
+    for name in names:
+        if name not in known:
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(known)}.")
+    found = {name: known[name] for name in names or known}
+    if as_json:
+        for name, codec in found.items():
+            own = {"schema_version": 1, "codec": name, "version": codec.version}
+            about = {"summary": summary(codec), "options": [asdict(x) for x in options(codec)]}
+            text.echo_json(own | about)
+    elif not names:
+        rows = [("CODEC", "BITS", "SPEED", "WHEN TO USE IT"), *((n, *GUIDE[n]) for n in GUIDE)]
+        table = screen.columns(rows, header=True, wrap=True, styles=("id",))
+        screen.show(table, "`vkv codecs NAME` shows the options of one.")
+    else:
+        blocks = [
+            [f"{n}: {_plain(summary(c))}", _when(n), *(x for o in options(c) for x in _lines(o))]
+            for n, c in found.items()
+        ]
         click.echo("\n\n".join("\n".join(block) for block in blocks))
+
+
+def _when(name: str) -> str:
+    bits, speed, when = GUIDE[name]
+    line = f"{bits} bits per element; {speed}; for: {when}."
+    return textwrap.fill(line, _width(), initial_indent="  ", subsequent_indent="  ")
+
+
+def _width() -> int:
+    return min(screen.width(), 100)
 
 
 def _lines(option: Option) -> Iterator[str]:
@@ -50,7 +86,7 @@ def _lines(option: Option) -> Iterator[str]:
         about += f" {option.range[0].upper()}{option.range[1:]}."
     if option.keys != option.values:
         about += f" Default for values: {_text(option.values)}."
-    first, *more = textwrap.wrap(about, 100 - _WIDTH)
+    first, *more = textwrap.wrap(about, _width() - _WIDTH)
     yield f"{f'  {option.name}={_text(option.keys)}':<{_WIDTH}}{first}"
     yield from (f"{'':<{_WIDTH}}{line}" for line in more)
 

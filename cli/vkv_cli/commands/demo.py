@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,12 +23,15 @@ from vkv.caches.prompt import Prompt
 from vkv.demo import model as demo_model
 from vkv.errors import VkvError
 from vkv.format.info import Info
-from vkv_cli import text
+from vkv_cli import screen, text
 from vkv_cli.commands import inspect_screen
 from vkv_cli.compute import Sampling, answer, prefill
 from vkv_cli.demo_text import QUESTION, SYSTEM_PROMPT
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.written import show_written
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 #: File name -> codec. The first is the lossless one.
 FILES = {"raw.vkv": "raw", "affine4.vkv": "affine:bits=4"}
@@ -99,7 +102,8 @@ def demo(directory: Path | None, max_tokens: int, as_json: bool) -> int:
             click.echo("\nIn new processes:")
             resumed = [_in_a_new_process(info, max_tokens) for info in infos]
         checks = _checks(scratch, resumed, sound)
-        click.echo("\n" + "\n".join(_conclusion(scratch, resumed, checks)))
+        click.echo()
+        screen.show(*_conclusion(scratch, resumed, checks))
     if as_json:
         attempts = [attempt.to_dict() for attempt in (scratch, *resumed)]
         text.echo_json({"schema_version": 1, "attempts": attempts, "checks": checks})
@@ -188,8 +192,10 @@ def _checks(scratch: Attempt, resumed: list[Attempt], sound: bool) -> dict[str, 
     }
 
 
-def _conclusion(scratch: Attempt, resumed: list[Attempt], checks: dict[str, bool]) -> list[str]:
-    """Return the lines that compare the attempts, and the checks."""
+def _conclusion(
+    scratch: Attempt, resumed: list[Attempt], checks: dict[str, bool]
+) -> list[RenderableType]:
+    """Return a table that compares the attempts, and the checks."""
     attempts = [scratch, *resumed]
     infos = [a.info for a in attempts]
     rows = [
@@ -207,4 +213,4 @@ def _conclusion(scratch: Attempt, resumed: list[Attempt], checks: dict[str, bool
     ]
     verdicts = [f"{'ok' if good else 'FAILED'}: {what}" for what, good in checks.items()]
     note = "(time to first token: reading the file included, loading the model not)"
-    return [*text.table(rows, right=range(1, len(attempts) + 1)), note, "", *verdicts]
+    return [screen.columns(rows, right=range(1, len(attempts) + 1)), note, "", *verdicts]

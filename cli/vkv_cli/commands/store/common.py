@@ -13,7 +13,7 @@ from vkv.errors import VkvError
 from vkv.store import Entry
 from vkv.store.local.layout import INDEX
 from vkv.store.local.units import age, size
-from vkv_cli import text
+from vkv_cli import screen, text
 
 
 def _made(store: vkv.PromptStore) -> bool:
@@ -113,12 +113,19 @@ def show(entries: Iterable[Entry], as_json: bool) -> None:
         for entry in entries:
             text.echo_json({"schema_version": 1, **entry.to_dict()})
         return
-    rows = [("ID", "SIZE", "TOKENS", "USED", "MODEL", "CODEC"), *map(_row, entries)]
-    for line in text.table(rows, right=(1, 2, 3)):
-        click.echo(line)
+    found = list(entries)
+    named = any(entry.name or entry.tags for entry in found)
+    head = ("ID", "SIZE", "TOKENS", "USED", "CODEC", "MODEL", "NAME")
+    rows = [head, *map(_row, found)]
+    rows = rows if named else [row[:-1] for row in rows]
+    screen.show(
+        screen.columns(rows, header=True, right=(1, 2, 3), cut=(4, 5, 6)[: len(rows[0]) - 4],
+                       styles=("id",))
+    )  # fmt: skip
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    name = entry.id[:12] + (" (pinned)" if entry.pinned else "")
-    own = (name, text.size(entry.size), f"{entry.tokens:,}", since(entry.used))
-    return (*own, text.printable(entry.label), text.printable(entry.codec))
+    key = entry.id[:12] + (" (pinned)" if entry.pinned else "")
+    own = (key, text.size(entry.size), f"{entry.tokens:,}", since(entry.used))
+    names = " ".join(x for x in (entry.name, *(f"#{tag}" for tag in entry.tags)) if x)
+    return (*own, entry.codec, entry.label, names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ import click
 import vkv
 from vkv.sources.urls import shown
 from vkv.store import Remote, tiered
-from vkv_cli import text
+from vkv_cli import screen, text
 from vkv_cli.commands.store.common import parents_option, same_as, show, store_option
 from vkv_cli.options import local, search_path_option
 from vkv_cli.progress import progress
@@ -42,7 +41,7 @@ def push(
     What is there already is not sent again. Every byte is checked before it is sent;
     an object appears under its name whole or not at all.
     """
-    there = Remote(remote)
+    there, counts, sizes = Remote(remote), [0, 0], 0
     for name in what:
         is_file = os.path.exists(name)
         about = vkv.inspect(name) if is_file else store.entries(name)[0]
@@ -55,8 +54,14 @@ def push(
         if as_json:
             text.echo_json({"schema_version": 1, "id": key, "remote": shown(remote), "sent": sent})
         else:
-            words = f"is at {text.printable(shown(remote))}, {'sent' if sent else 'as it was'}"
-            click.echo(f"{text.printable(name)}: {key} {words}")
+            note = text.exact_size(about.size) if sent else "there already"
+            click.echo(f"{key[:12]}  {text.printable(name)}: {note}")
+        counts[sent] += 1
+        sizes += about.size * sent
+    if not as_json:
+        where = text.printable(shown(remote))
+        already = f", {counts[0]} there already" * bool(counts[0])
+        click.echo(f"sent {counts[1]} to {where}, {text.size(sizes)}{already}")
 
 
 @click.command()
@@ -106,10 +111,15 @@ def pull(
 @remote_option
 @text.json_option
 def ls_remote(remote: str, as_json: bool) -> None:
-    """List the files of a remote: id and size."""
-    found: Iterable[tuple[str, int]] = Remote(remote).ls()
-    for key, size in found:
-        if as_json:
+    """List the files of a remote, the largest first: id and size."""
+    found = sorted(Remote(remote).ls(), key=lambda item: (-item[1], item[0]))
+    if as_json:
+        for key, size in found:
             text.echo_json({"schema_version": 1, "id": key, "size": size})
-        else:
-            click.echo(f"{key}  {text.size(size)}")
+        return
+    if found:
+        rows = [("ID", "SIZE"), *((key, text.size(size)) for key, size in found)]
+        screen.show(screen.columns(rows, header=True, right=(1,), cut=(0,), styles=("id",)))
+    files = f"{len(found):,} file{'s' * (len(found) != 1)}"
+    sizes = text.size(sum(size for _, size in found))
+    click.echo(f"{files}, {sizes} at {text.printable(shown(remote))}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import vkv
-from vkv_cli import text
+from vkv_cli import screen, text
 from vkv_cli.commands.store.common import since, store_option
 
 
@@ -33,5 +33,4 @@ def show(key: str, store: vkv.PromptStore, as_json: bool) -> None:
         ("depends on", ", ".join(key[:12] for key in entry.dependencies)),
         ("file", text.printable(str(entry.path))),
     ]
-    for line in text.table([row for row in rows if row[1]]):
-        click.echo(line)
+    screen.show(screen.columns([row for row in rows if row[1]], wrap=True, styles=("dim",)))

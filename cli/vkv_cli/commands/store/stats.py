@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 import vkv
-from vkv_cli import text
+from vkv_cli import screen, text
 from vkv_cli.commands.store.common import count, store_option
 
 
@@ -27,5 +27,4 @@ def stats(store: vkv.PromptStore, as_json: bool) -> None:
         ("removed, but needed", text.size(found.retained)),
         ("put aside", text.size(found.quarantined)),
     ]
-    for line in text.table(rows):
-        click.echo(line)
+    screen.show(screen.columns(rows, wrap=True, styles=("dim",)))
