@@ -42,9 +42,14 @@ def printable(text: str, limit: int = LONG) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def echo_json(data: dict[str, Any]) -> None:
-    """Print one object on one line, so that several files give a stream that ``jq`` reads.
+def json_line(data: dict[str, Any]) -> str:
+    """Return one object on one line, so that several files give a stream that ``jq`` reads.
 
     All but ASCII is escaped: no text in it moves the cursor, and every encoding has it.
     """
-    click.echo(json.dumps(data).replace("\x7f", "\\u007f"))
+    return json.dumps(data).replace("\x7f", "\\u007f")
+
+
+def echo_json(data: dict[str, Any]) -> None:
+    """Print one object on one line, as ``json_line`` makes it."""
+    click.echo(json_line(data))

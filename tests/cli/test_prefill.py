@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import click
 import mlx_lm
 import pytest
+from vkv_cli.progress import progress
 
 import vkv
 from vkv.errors import StoreUnavailableError
@@ -96,3 +98,17 @@ def test_a_store_that_cannot_be_written_ends_the_run(run, model, folder, tmp_pat
     ran = run("prefill", folder, "--model", model, "--store", tmp_path / "store")
     assert ran.status == 1
     assert ran.err.count("the index is busy") == 1
+
+
+def test_lines_appear_while_a_bar_is_shown(monkeypatch, capsys):
+    """On a terminal above the bar; where stdout is a pipe, there alone, and whole."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with progress("working", unit="tokens") as bar:
+        bar(1, 2)
+        bar.say("to stdout")
+        bar.say("to stderr", err=True)
+        click.echo("by another")
+    out, err = capsys.readouterr()
+    assert out == "to stdout\nby another\n"
+    assert "to stderr" in err
+    assert "to stdout" not in err

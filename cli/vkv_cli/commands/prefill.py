@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ import vkv
 from vkv import identity
 from vkv.errors import StoreUnavailableError, VkvError
 from vkv_cli import quiet, text
-from vkv_cli.commands.store.common import parents_option, store_option
+from vkv_cli.commands.store.common import count, parents_option, store_option
 from vkv_cli.compute import step_size
 from vkv_cli.documents import documents
 from vkv_cli.group import run
 from vkv_cli.models import ModelChoice, load_model
 from vkv_cli.options import CodecChoice, codec_options, model_options, prefill_step_size
-from vkv_cli.progress import Progress, progress
+from vkv_cli.progress import Bar, Progress, progress
 from vkv_cli.prompt_options import PromptOptions, given
 
 
@@ -46,14 +45,14 @@ class _Job:
         owner = {"model": self.model, "tokenizer": self.tokenizer}
         return self.store.put(prompt.cache, tokens, name=name, **owner, **self.options).id
 
-    def say(self, work: _Work, key: str, done: str) -> None:
+    def say(self, bar: Bar, work: _Work, key: str, done: str) -> None:
         """Print what became of one document."""
         if self.as_json:
             map_ = {"name": work.name, "id": key, "tokens": len(work.tokens), "stored": done}
-            text.echo_json({"schema_version": 1, **map_})
+            bar.say(text.json_line({"schema_version": 1, **map_}))
         else:
             name = text.printable(work.name)
-            click.echo(f"{name}: {key[:12]}, {len(work.tokens):,} tokens, {done}")
+            bar.say(f"{name}: {key[:12]}, {len(work.tokens):,} tokens, {done}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,8 @@ def prefill(
     job = _Job(store, model, tokenizer, owner, options, step, as_json)
     work, bad = _read(source, words, tokenizer)
     bad += _compute(job, work)
-    click.echo(f"{len(work):,} documents read, {bad:,} failed", err=True)
+    read = count(len(work), "document", "documents")
+    click.echo(f"{read} read, {bad:,} failed", err=True)
     return 1 if bad else 0
 
 
@@ -127,7 +127,7 @@ def _read(source: Path, words: PromptOptions, tokenizer: Any) -> tuple[list[_Wor
                 messages.insert(0, {"role": "system", "content": words.system_prompt})
             work.append(_Work(document.name, document.at, words.tokens(messages, tokenizer)))
         except VkvError as exc:
-            bad += _failed(exc)
+            bad += _failed(exc, Bar())
     return work, bad
 
 
@@ -143,14 +143,14 @@ def _compute(job: _Job, work: list[_Work]) -> int:
             try:
                 key = job.stored(item.tokens)
                 if key is not None:
-                    job.say(item, key, "was stored")
+                    job.say(step, item, key, "was stored")
                 else:
                     key = job.put(item.name, item.tokens, _after(step, done, total))
-                    job.say(item, key, "computed")
+                    job.say(step, item, key, "computed")
             except StoreUnavailableError:
                 raise
             except VkvError as exc:
-                bad += _failed(exc.within(item.at))
+                bad += _failed(exc.within(item.at), step)
             done += len(item.tokens)
             step(done, total)
     return bad
@@ -160,9 +160,9 @@ def _after(step: Progress, done: int, total: int) -> Progress:
     return lambda part, _: step(done + part, total)
 
 
-def _failed(exc: VkvError) -> int:
+def _failed(exc: VkvError, bar: Bar) -> int:
     """Report a document that failed, and count it."""
     if run().debug:
         raise exc
-    print(f"vkv: error: {quiet.one_line(exc)}", file=sys.stderr)
+    bar.say(f"vkv: error: {quiet.one_line(exc)}", err=True)
     return 1
