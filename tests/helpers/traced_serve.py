@@ -6,6 +6,7 @@ A script. ``$STACKS`` names the file for stacks, ``$ACTIVITY`` that for counts.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -32,14 +33,29 @@ def place_of(frame: FrameType | None) -> str:
     return "elsewhere"
 
 
+def current_frames() -> dict[int, FrameType]:
+    """Return the frame of each thread, while the garbage collector rests.
+
+    Python below 3.12 holds the lock of its list of threads meanwhile. A collection there runs
+    finalizers, which give up the GIL; whoever then begins a thread takes the GIL and waits for
+    that lock, and all threads stand still for ever.
+    """
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        gc.enable()
+
+
 def count(place: Path) -> None:
     """Sample all threads for ever; threads that answer requests are counted together."""
     counts: Counter[str] = Counter()
     for number in range(1, sys.maxsize):
         time.sleep(PAUSE)
         names = {thread.ident: thread.name.partition("-")[0] for thread in threading.enumerate()}
-        frames = sys._current_frames().items()
-        counts.update(f"{names.get(me, '?')}: {place_of(frame)}" for me, frame in frames)
+        frames = current_frames()
+        counts.update(f"{names.get(me, '?')}: {place_of(frame)}" for me, frame in frames.items())
+        del frames
         if number % OFTEN == 0:
             new = place.with_suffix(".new")
             new.write_text(json.dumps(dict(counts.most_common(25))))
