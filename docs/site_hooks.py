@@ -13,6 +13,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, InclusionLevel
 
+from vkv.tools.explain import rules
+
 ROOT = Path(__file__).parents[1]
 #: Patterns of files outside of ``docs`` that become part of the site.
 OUTSIDE = ("README.md", "C*.md", "SECURITY.md", "spec/**/*.md", "spec/v1/*.json", "spec/bench/*")
@@ -45,12 +47,28 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
         if path.startswith("spec/decisions/"):  # reached by links alone
             file.inclusion = InclusionLevel.NOT_IN_NAV
         files.append(file)
+    files.append(File.generated(config, "reference/rules.md", content=rules_page()))
     return files
+
+
+def rules_page() -> str:
+    """Return a page with all rules, each linked to where it stands: what `vkv explain` prints."""
+    rows = [
+        f"| [{rule.number}](../spec/{rule.page.removeprefix('spec/')}#{rule.number.lower()}) "
+        f"| {rule.cause} | {rule.remedy} |"
+        for rule in rules().values()
+    ]
+    head = "# Rules\n\nThe number at the end of a message. `vkv explain C2` prints the same.\n\n"
+    return head + "\n".join(
+        ["| rule | what usually breaks it | what to do |", "|---|---|---|", *rows]
+    )
 
 
 def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
     """Point links at pages of the site, and give every rule an anchor, as in ``#c8``."""
     here = page.file.src_uri
+    if here == "reference/rules.md":  # made here, with links of the site
+        return markdown
 
     def link(match: re.Match[str]) -> str:
         mark, text, target, anchor = match.groups()
