@@ -104,7 +104,7 @@ def _model(info: Info) -> str:
 
 def _model_name(info: Info) -> str:
     label = info.metadata.get("model", "").rstrip("/").rpartition("/")[2]
-    return label or (info.header.model.type if info.header.model else "not recorded")
+    return label or (info.header.model.type if info.header.model else "–")
 
 
 def _short(count: int) -> str:
