@@ -6,12 +6,17 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from click.testing import CliRunner
 from mlx_lm import load as load_model
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
+from vkv_cli.commands.inspect import inspect
+from vkv_cli.demo_text import SYSTEM_PROMPT
+from vkv_cli.group import Run
 
 import vkv
 from vkv.bench.quality import compare, log_probs
+from vkv.caches import chat
 from vkv.demo.model import smollm2
 
 pytestmark = pytest.mark.model
@@ -100,3 +105,21 @@ def test_identity_takes_milliseconds_and_no_weight_file(real):
     assert first == again
     assert first.parameters == 134_515_008
     assert len(first.layers) == 30
+
+
+def test_the_first_output_of_the_readme(real, tmp_path, monkeypatch):
+    """All lines but the id: low bits of values differ between processors."""
+    model, tokenizer = real
+    ids = chat.opening(tokenizer, [{"role": "system", "content": SYSTEM_PROMPT}])
+    cache = make_prompt_cache(model)
+    mx.eval(model(mx.array([ids]), cache=cache))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    config = '{"trust_remote_code": false}'
+    metadata = {"model": "SmolLM2-135M-Instruct", "tokenizer_config": config}
+    owner = {"model": model, "tokenizer": tokenizer}
+    vkv.save("sys.vkv", cache, tokens=ids, codec="affine:bits=4", metadata=metadata, **owner)
+    shown = CliRunner().invoke(inspect, ["sys.vkv"], obj=Run()).output.splitlines()
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    first = readme.split("$ vkv inspect sys.vkv\n")[1].split("```")[0].splitlines()
+    assert [x for x in shown if "  id " not in x] == [x for x in first if "  id " not in x]
