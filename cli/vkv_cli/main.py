@@ -25,6 +25,7 @@ COMMANDS = {
         "Turn an mlx-lm prompt cache, or a .vkv file, into a .vkv file.",
     ),
     "explain": ("explain:explain", "Explain a rule that a message names."),
+    "card": ("card:card", "Write a README for a model hub, with a picture."),
     "diff": ("diff:diff", "Show what differs between two files."),
     "chat": ("chat:chat", "Go on from a file in a conversation, turn by turn."),
     "prefill": ("prefill:prefill", "Put the documents of a folder into a store."),
