@@ -38,9 +38,9 @@ def test_a_signal_flushes_and_ends_well(model, tmp_path, number):
 def test_sigterm_ends_an_answer_that_runs(model, tmp_path, more, stream):
     body = {"prompt": "a", "max_tokens": 10**8, "stream": stream, "logit_bias": NO_END} | more
     flags = ("--model", model, "--store", tmp_path / "store", "--max-context", 10**9)
-    with Process(tmp_path, *flags) as server:
+    with Process(tmp_path, *flags, "--log-level", "DEBUG") as server:
         client = connect(server.url, request_bytes(body))
-        server.wait_for("Prompt Cache: ")
+        server.wait_for("Starting ")
         start = time.monotonic()
         assert server.end() == 0
         assert time.monotonic() - start < 5

@@ -52,7 +52,7 @@ def test_after_a_restart_up_to_the_last_common_message(serving, name, caplog):
     with serving(name) as server:
         first = asked(server, TALK)
         assert first.cached == 0
-    caplog.set_level("INFO", "vkv.serve")
+    caplog.set_level("DEBUG", "vkv.serve")
     with serving(name, write=False) as server:
         again, edited, other = (asked(server, m) for m in (TALK, EDITED, OTHER))
     assert again.cached == len(ids_of(TALK)) - 1

@@ -98,7 +98,7 @@ class Disk:
             _log.warning("%s cannot be used: its caches are of other classes", hit.entry.id)
             return None
         text = "%d of %d prompt tokens loaded from %s%s"
-        _log.info(text, hit.tokens, len(tokens), hit.entry.id[:12], _point(hit))
+        _log.debug(text, hit.tokens, len(tokens), hit.entry.id[:12], _point(hit))
         return hit
 
     def offer(self, models: Models, tokens: list[int], cache: list[Any]) -> None:

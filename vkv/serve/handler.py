@@ -64,6 +64,11 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
         """Log a line about a request."""
         _log.info("%s %s", self.client_address[0], format % args)
 
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
+        """Log the head of an answer, unless a completion follows, which has a line of its own."""
+        if not (self.command == "POST" and code == 200):
+            super().log_request(code, size)
+
     def do_POST(self) -> None:  # noqa: N802
         """Answer with a completion, or with an error."""
         self.server.underway.add(threading.current_thread())
@@ -176,6 +181,7 @@ class Handler(APIHandler):  # type: ignore[misc]  # mlx-lm has no types
             self.front.cancel(self._client, ConnectionAbortedError("the answer has ended"))
         if self._held is not None:
             raise recorder.error or RequestError("the request was refused")
+        self.log_message("%s", recorder.summary())
 
     def generate_response(self, *args: Any, **options: Any) -> dict[str, Any]:
         """Make an answer, or a piece of one."""

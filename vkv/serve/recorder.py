@@ -1,8 +1,9 @@
-"""Keep the error that ends a request, of which mlx_lm.server keeps the text only."""
+"""Keep what is to be said of a request: its error, or its tokens and times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vkv.serve.request_error import RequestError
@@ -21,12 +22,19 @@ class ErrorRecorder:
 
     Attributes:
         error: The exception that ended the request, if one did before its answer began.
+        prompt: Tokens of the prompt.
+        cached: Those of them that were not computed again.
+        generated: Tokens of the answer so far.
+        first: Seconds from the request to its first token.
     """
 
     def __init__(self, model: ServedModel, hides: bool):
         self._model, self._hides = model, hides
         self.cli_args = model.cli_args
         self.error: Exception | None = None
+        self.prompt = self.cached = self.generated = 0
+        self.first = 0.0
+        self._start = time.monotonic()
 
     def generate(
         self, request: Any, args: Any, progress_callback: Callable[[int, int], object]
@@ -37,10 +45,26 @@ class ErrorRecorder:
             progress_callback(*((0, 0) if self._hides else (done, total)))
 
         try:
-            return self._model.generate(request, args, progress)
+            context, answer = self._model.generate(request, args, progress)
         except (RequestError, ConnectionError) as exc:
             self.error = exc
             raise
         except Exception as exc:
             self.error = RequestError(f"{type(exc).__name__}: {exc}")
             raise
+        self.prompt, self.cached = len(context.prompt), context.prompt_cache_count
+        return context, self._counted(answer)
+
+    def _counted(self, answer: Iterator[Any]) -> Iterator[Any]:
+        for item in answer:
+            if not self.generated:
+                self.first = time.monotonic() - self._start
+            self.generated += 1
+            yield item
+
+    def summary(self) -> str:
+        """Return one line for the log, like ``2,452 tokens, 2,451 cached, first token 0.6 s``."""
+        return (
+            f"{self.prompt:,} tokens, {self.cached:,} cached, first token {self.first:.1f} s, "
+            f"{self.generated:,} generated"
+        )

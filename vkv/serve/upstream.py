@@ -29,6 +29,8 @@ all else goes to an ``LRUPromptCache``.
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
@@ -40,6 +42,7 @@ from vkv.serve.flags import DEFAULTS, OWN, check_value
 #: Releases that the tests run against.
 TESTED = "0.31.3 and 0.32"
 _SERIES = ("0.31", "0.32")
+_SERVER = os.path.join("mlx_lm", "server.py")
 _NAMES = {
     "mlx_lm.server": (
         "APIHandler._set_completion_headers",
@@ -129,6 +132,15 @@ def _get(module: str, name: str) -> Any:
     for part in name.split("."):
         value = getattr(value, part, None)
     return value
+
+
+def without_progress(record: logging.LogRecord) -> bool:
+    """Return False for what mlx_lm.server says of a request: a filter for log handlers.
+
+    It says the progress of each prompt, and what its cache holds; the handler of a request
+    says all in one line.
+    """
+    return record.levelno != logging.INFO or not record.pathname.endswith(_SERVER)
 
 
 def wire_memory() -> None:

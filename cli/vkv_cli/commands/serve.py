@@ -207,6 +207,8 @@ def serve(
     spec = codecs.spec()
     from vkv.serve import Disk, Server, upstream
 
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(upstream.without_progress)
     args = upstream.arguments(**flags)
     disk = Disk(
         store, max_bytes=max_bytes, min_tokens=min_tokens, codec=spec, write=not no_write,
