@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = (
     "vkv._version", "vkv.errors", "vkv._atomic", "vkv._paths",
     "vkv.sources", "vkv.format", "vkv.identity", "vkv.codecs", "vkv.arrays",
-    "vkv.caches", "vkv.interop", "vkv.tools", "vkv.store", "vkv.serve",
+    "vkv.distributed", "vkv.caches", "vkv.interop", "vkv.tools", "vkv.store", "vkv.serve",
     "vkv.demo", "vkv.bench", "vkv", "vkv.__main__", "vkv_cli",
 )  # fmt: skip
 #: Rooms that ``vkv inspect`` is made of: they import neither MLX nor NumPy.

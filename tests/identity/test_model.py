@@ -19,7 +19,7 @@ from vkv import identity
 from vkv.format import header
 from vkv.format.schema import Header, Layer
 from vkv.identity.compare import MAX_FIELDS
-from vkv.identity.model import SAMPLE, _bits
+from vkv.identity.model import SAMPLE, sampled_bits
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -343,16 +343,16 @@ def test_sampled_bits_are_those_of_the_array(name: str) -> None:
     flat = np.array(x.reshape(-1).view(mx.uint8)).reshape(x.size, x.itemsize)
     count = min(SAMPLE, x.size)
     where = [i * (x.size - 1) // max(count - 1, 1) for i in range(count)]
-    assert np.array_equal(np.array(_bits(x)), flat[where].reshape(-1))
+    assert np.array_equal(np.array(sampled_bits(x)), flat[where].reshape(-1))
 
 
 def test_sampling_sees_the_first_and_the_last_value_and_takes_any_layout() -> None:
     x = mx.random.normal((40, 30), key=mx.random.key(0))
     for index in ((0, 0), (39, 29)):
-        assert not mx.array_equal(_bits(x), _bits(x.at[index].add(1)))
-    assert mx.array_equal(_bits(x.T), _bits(mx.contiguous(x.T)))
+        assert not mx.array_equal(sampled_bits(x), sampled_bits(x.at[index].add(1)))
+    assert mx.array_equal(sampled_bits(x.T), sampled_bits(mx.contiguous(x.T)))
     nan = mx.full((100,), mx.nan).view(mx.uint32) + mx.arange(100, dtype=mx.uint32)
-    assert mx.array_equal(_bits(nan.view(mx.float32)), _bits(nan))
+    assert mx.array_equal(sampled_bits(nan.view(mx.float32)), sampled_bits(nan))
 
 
 @pytest.mark.parametrize(("mode", "bits"), [("affine", 3), ("affine", 8), ("mxfp4", 4)])

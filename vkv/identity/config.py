@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
@@ -31,12 +30,19 @@ NEVER = frozenset({
 _EXACT = 1 << 53
 
 
-def config_texts(model: Any, dtypes: set[str]) -> tuple[str, str]:
+#: Descriptions of modules, and how many have each: of quantization, and of adapters.
+ModuleCounts = dict[str, Counter[str]]
+
+
+def config_texts(
+    model: Any, dtypes: set[str], counts: ModuleCounts | None = None
+) -> tuple[str, str]:
     """Describe a model in canonical JSON: ``{"args": …, "weights": …}``.
 
     Args:
         model: Its ``args`` or ``config`` is a dataclass.
         dtypes: Float dtypes of its parameters.
+        counts: Of its modules, where ``model`` has only a part of its layers.
 
     Returns:
         The text that a file records, and the one that the id covers. The first also has
@@ -45,7 +51,7 @@ def config_texts(model: Any, dtypes: set[str]) -> tuple[str, str]:
     args = getattr(model, "args", None) or getattr(model, "config", None)
     read = _plain(args)
     unread = _take_unread(read) if _ignores_lengths(model, json.dumps(read)) else {}
-    covered = {"args": read, "weights": _weights(model, dtypes)}
+    covered = {"args": read, "weights": _weights(counts or module_counts(model), dtypes)}
     return canonical(covered | ({"unread": unread} if unread else {})), canonical(covered)
 
 
@@ -166,20 +172,25 @@ def _number(value: float) -> float | int | str:
     return int(value) if value.is_integer() and abs(value) < _EXACT else value
 
 
-def _weights(model: Any, dtypes: set[str]) -> dict[str, str]:
-    """Describe dtype, quantization and adapters, which the digests of layers do not name."""
+def module_counts(model: Any) -> ModuleCounts:
+    """Count the modules of a model, or of one of its layers, that are quantized or adapted."""
     modules = [module for _, module in model.named_modules()]
-    found = {
-        "dtype": ", ".join(sorted(dtypes)),
-        "quantization": _counted(map(_quantization, modules)),
-        "adapter": _counted(map(_adapter, modules)),
+    return {
+        "quantization": Counter(text for text in map(_quantization, modules) if text),
+        "adapter": Counter(text for text in map(_adapter, modules) if text),
     }
+
+
+def _weights(counts: ModuleCounts, dtypes: set[str]) -> dict[str, str]:
+    """Describe dtype, quantization and adapters, which the digests of layers do not name."""
+    found = {"dtype": ", ".join(sorted(dtypes))}
+    found |= {name: _counted(counter) for name, counter in counts.items()}
     return {name: text for name, text in found.items() if text}
 
 
-def _counted(texts: Iterable[str | None]) -> str:
+def _counted(counter: Counter[str]) -> str:
     """Join equal texts: ``a (28 modules), b (1 module)``."""
-    counts = sorted(Counter(text for text in texts if text).items())
+    counts = sorted(counter.items())
     return ", ".join(f"{text} ({n} module{'s' if n > 1 else ''})" for text, n in counts)
 
 

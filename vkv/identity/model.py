@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -45,22 +45,57 @@ def of_model(model: Any) -> tuple[Model, tuple[Rope, ...]]:
     if not hasattr(model, "named_modules"):
         kind = "None" if model is None else f"a {type(model).__name__}"
         raise VkvError(f"model is {kind}, expected a model as mlx_lm.load gives it")
-    layers, rest = _parameters(model)
-    digests = _digests([*layers, rest])
-    ropes = find(model)
+    layers, rest = parameters(model)
+    groups = [*layers, rest]
+    digests = _digests(groups)
+    arrays = {id(x): x for group in groups for x in group.values()}
+    sizes = {key: x.size for key, x in arrays.items()}
+    return identified(
+        model,
+        layers=tuple(digests[:-1]),
+        rest=digests[-1],
+        total=count(model, sizes),
+        config=config_texts(model, float_dtypes(arrays.values())),
+        ropes=find(model),
+    )
+
+
+def identified(
+    model: Any,
+    *,
+    layers: tuple[bytes, ...],
+    rest: bytes,
+    total: int,
+    config: tuple[str, str],
+    ropes: Sequence[Rope | None],
+) -> tuple[Model, tuple[Rope, ...]]:
+    """Make an identity, and list the ropes it refers to.
+
+    Args:
+        model: Names its architecture.
+        layers: Digest of each layer.
+        rest: Digest of all other parameters.
+        total: Weights of the model.
+        config: As ``config_texts`` gives it: recorded, and covered by the id.
+        ropes: Of each cache entry.
+    """
+    recorded, covered = config
     shared = {rope: i for i, rope in enumerate(dict.fromkeys(r for r in ropes if r))}
-    everything = {id(x): x for group in (*layers, rest) for x in group.values()}.values()
-    config, covered = config_texts(model, {_dtype(x) for x in everything if _is_float(x)})
     body: dict[str, Any] = {
         "type": str(getattr(model, "model_type", type(model).__module__)),
         "config": covered,
-        "parameters": _count(model, everything),
-        "layers": tuple(digests[:-1]),
-        "rest": digests[-1],
+        "parameters": total,
+        "layers": layers,
+        "rest": rest,
     }
     digest = blake3(METHOD + msgspec.msgpack.encode(body, order="sorted")).digest()
     indices = tuple(None if r is None else shared[r] for r in ropes)
-    return Model(id=digest, ropes=indices, **body | {"config": config}), tuple(shared)
+    return Model(id=digest, ropes=indices, **body | {"config": recorded}), tuple(shared)
+
+
+def float_dtypes(arrays: Iterable[Any]) -> set[str]:
+    """Return the names of the float dtypes among arrays."""
+    return {dtype(x) for x in arrays if "float" in dtype(x)}
 
 
 def model_id(model: Any) -> bytes:
@@ -81,7 +116,7 @@ def model_id(model: Any) -> bytes:
     return of_model(model)[0].id
 
 
-def _parameters(model: Any) -> tuple[list[Arrays], Arrays]:
+def parameters(model: Any) -> tuple[list[Arrays], Arrays]:
     """Return the parameters of each layer, by name within it, and all others, by full name."""
     layers = [
         _named(layer)
@@ -92,19 +127,23 @@ def _parameters(model: Any) -> tuple[list[Arrays], Arrays]:
     return layers, {name: x for name, x in _named(model).items() if id(x) not in inside}
 
 
-def _count(model: Any, arrays: Collection[Any]) -> int:
+def count(model: Any, sizes: Mapping[int, int]) -> int:
     """Count the weights of the model; of a quantized matrix those that it stands for.
 
     Scales and biases of quantization are not counted.
+
+    Args:
+        model: Its modules say which arrays are quantized.
+        sizes: Values of each array that counts, by ``id`` of the array.
     """
-    sizes = {id(x): x.size for x in arrays}
+    counted = dict(sizes)
     for _, module in model.named_modules():
         bits, weight = getattr(module, "bits", None), getattr(module, "weight", None)
-        if isinstance(bits, int) and weight is not None and _dtype(weight) == "uint32":
-            sizes[id(weight)] = weight.size * 32 // bits
+        if isinstance(bits, int) and id(weight) in sizes and dtype(weight) == "uint32":
+            counted[id(weight)] = sizes[id(weight)] * 32 // bits
             for name in ("scales", "biases"):
-                sizes.pop(id(getattr(module, name, None)), None)
-    return sum(sizes.values())
+                counted.pop(id(getattr(module, name, None)), None)
+    return sum(counted.values())
 
 
 def _named(module: Any) -> Arrays:
@@ -114,54 +153,68 @@ def _named(module: Any) -> Arrays:
 
 
 def _digests(groups: list[Arrays]) -> list[bytes]:
-    """Return the BLAKE3 of each group: name, dtype, shape and sampled bits of every array."""
+    """Return the BLAKE3 of each group of parameters."""
     import mlx.core as mx
 
-    bits = [[_bits(x) for _, x in sorted(group.items())] for group in groups]
+    bits = [[sampled_bits(x) for _, x in sorted(g.items())] for g in groups]
     flat = [x for group in bits for x in group]
     raw = np.array(mx.concatenate(flat)).tobytes() if flat else b""
     digests, start = [], 0
     for group, sampled in zip(groups, bits, strict=True):
-        digest = blake3()
+        samples = []
         for (name, x), part in zip(sorted(group.items()), sampled, strict=True):
-            digest.update(f"{name} {_dtype(x)} {list(x.shape)}\n".encode())
-            digest.update(raw[start : start + part.size])
+            samples.append((name, dtype(x), x.shape, raw[start : start + part.size]))
             start += part.size
-        digests.append(digest.digest())
+        digests.append(digest(samples))
     return digests
 
 
-def _bits(x: Any) -> Any:
-    """Return the bytes of the sampled values of ``x``, lazily: ``(n * itemsize,)`` uint8."""
+def digest(samples: Iterable[tuple[str, str, tuple[int, ...], bytes]]) -> bytes:
+    """Return the BLAKE3 of a group: name, dtype, shape and sampled bits of every array (I4)."""
+    state = blake3()
+    for name, kind, shape, bits in samples:
+        state.update(f"{name} {kind} {list(shape)}\n".encode())
+        state.update(bits)
+    return state.digest()
+
+
+def sampled_bits(x: Any, indices: tuple[Any, ...] | None = None) -> Any:
+    """Return the bytes of values of ``x``, lazily: ``(n * itemsize,)`` uint8.
+
+    Args:
+        x: An array.
+        indices: One array per axis; by default those of ``spread``.
+    """
     import mlx.core as mx
 
     if not x.size:
         return mx.zeros((0,), mx.uint8)
     word = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[x.itemsize]
     if not x.ndim:
-        x = x.reshape(1)
+        return x.reshape(1).view(word).view(mx.uint8)
     # One index per axis: flattening first would copy an array that is not contiguous.
-    return x.view(word)[_indices(x.shape)].view(mx.uint8)
+    return x.view(word)[_indices(x.shape) if indices is None else indices].view(mx.uint8)
 
 
 @lru_cache(maxsize=256)
 def _indices(shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return indices, one array per axis, of ``SAMPLE`` values spread over an array."""
     import mlx.core as mx
 
+    return tuple(mx.array(axis, dtype=mx.uint32) for axis in spread(shape))
+
+
+def spread(shape: tuple[int, ...]) -> list[list[int]]:
+    """Return indices, one list per axis, of ``SAMPLE`` values spread over an array."""
     size = math.prod(shape)
-    count = min(size, SAMPLE)
-    flat = [i * (size - 1) // max(count - 1, 1) for i in range(count)]
+    taken = min(size, SAMPLE)
+    flat = [i * (size - 1) // max(taken - 1, 1) for i in range(taken)]
     axes: list[list[int]] = []
     for length in reversed(shape):
         axes.append([i % length for i in flat])
         flat = [i // length for i in flat]
-    return tuple(mx.array(axis, dtype=mx.uint32) for axis in reversed(axes))
+    return axes[::-1]
 
 
-def _dtype(x: Any) -> str:
+def dtype(x: Any) -> str:
+    """Return the dtype of an array as MLX names it."""
     return str(x.dtype).removeprefix("mlx.core.")
-
-
-def _is_float(x: Any) -> bool:
-    return "float" in _dtype(x)
