@@ -15,7 +15,7 @@ EXTRAS := $(if $(filter Linux,$(shell uname -s)),cpu$(comma)dev$(comma)docs,dev$
 BLAS := $(firstword $(wildcard /usr/lib/*-linux-gnu/openblas-pthread/libopenblas.so.0 /usr/lib/*-linux-gnu/libopenblas.so.0))
 RUN  := $(if $(BLAS),env LD_PRELOAD=$(BLAS) OPENBLAS_NUM_THREADS=1)
 
-.PHONY: bench bench-gpu check docs matrix test test-gpu lint types tests tests-old demo spec format clean
+.PHONY: viewer screenshots bench bench-gpu check docs matrix test test-gpu lint types tests tests-old demo spec format clean
 
 test: lint types docs tests tests-old
 
@@ -82,6 +82,15 @@ bench-gpu: test-gpu
 # Rewrites what a test compares with the code.
 spec: $(VENV)/.done
 	$(BIN)/python -m spec
+
+# Builds the page of `vkv view` and of the docs from viewer/; needs node and npm.
+viewer:
+	cd viewer && npm ci --no-audit --no-fund --silent && npm run --silent build
+
+# Makes the pictures of the page in docs/images anew, in Chromium.
+screenshots: $(VENV)/.done
+	mkdir -p docs/images
+	VKV_UPDATE_SCREENSHOTS=1 $(BIN)/python -m pytest -q tests/cli/test_view_browser.py -k light_and_dark
 
 format: $(VENV)/.done
 	$(BIN)/ruff check --fix .

@@ -19,6 +19,7 @@ COMMANDS = {
     "save": ("save:save", "Compute a prompt's cache and write it to a file."),
     "generate": ("generate:generate", "Go on from a file with a new prompt."),
     "inspect": ("inspect:inspect", "Show what files hold and what every byte is spent on."),
+    "view": ("view:view", "Show files, or a store, as a page in the browser."),
     "validate": ("validate:validate", "Check files and list every finding."),
     "convert": (
         "convert:convert",

@@ -1,0 +1,1 @@
+"""The page of ``vkv view``; ``page.html`` is built from ``viewer/`` by ``make viewer``."""
