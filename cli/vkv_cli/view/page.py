@@ -8,8 +8,8 @@ import os
 from importlib.resources import files
 from typing import Any
 
-from vkv.format import container
 from vkv.format.document import open_document
+from vkv.format.framing import HEADER
 from vkv.store import PromptStore
 
 #: Where the data stands in ``page.html``.
@@ -28,7 +28,7 @@ def file_data(target: str, text: str | None = None) -> dict[str, Any]:
         OSError: It cannot be read.
     """
     with open_document(target) as document:
-        stop = document.entries[container.HEADER].stop
+        stop = document.entries[HEADER].stop
         head = document.source.read(0, stop)
         return {
             "name": document.name,
