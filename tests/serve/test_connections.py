@@ -164,3 +164,14 @@ def test_a_long_prompt_is_tokenized_beside_the_batch(server, monkeypatch):
     assert again["choices"] == want["choices"]
     assert again["usage"]["prompt_tokens"] == want["usage"]["prompt_tokens"]
     assert server.models[0]._tokenizer is not None
+
+
+def test_a_thread_that_no_longer_accepts_does_not_delay_the_end(serving):
+    stuck, go = threading.Event(), threading.Event()
+    with serving() as server:
+        server._http.connections.poll = lambda: (stuck.set(), go.wait(30))
+        assert stuck.wait(10)
+        start = time.monotonic()
+        assert not server.close(1.0)
+        assert time.monotonic() - start < 5
+        go.set()

@@ -41,7 +41,7 @@ class Server:
             reason = getattr(exc, "strerror", None) or exc
             raise VkvError(f"cannot listen on {args.host}:{args.port}: {reason}") from exc
         self._accept = threading.Thread(
-            target=self._http.serve_forever, args=(0.1,), name="vkv-http"
+            target=self._http.serve_forever, args=(0.1,), name="vkv-http", daemon=True
         )
         self._large = LargeRequests()
         self.models: list[Any] = []
@@ -91,16 +91,22 @@ class Server:
         answers = time.monotonic() + seconds * _ANSWERS
         for model in self.models:
             model.stop()
-        if self._accept.ident is not None:
-            self._http.shutdown()
-            self._accept.join()
+        ended = [self._stop_accepting(_left(answers))]
         self._http.server_close()
         self._large.close()
-        ended = [model.join(_left(answers)) for model in self.models]
+        ended += [model.join(_left(answers)) for model in self.models]
         for thread in list(self._http.underway):
             thread.join(_left(answers))
         self.disk.close(_left(end))
         return all(ended)
+
+    def _stop_accepting(self, seconds: float) -> bool:
+        """End the thread that accepts; ``shutdown`` of the standard library waits without end."""
+        if self._accept.ident is None:
+            return True
+        threading.Thread(target=self._http.shutdown, daemon=True).start()
+        self._accept.join(seconds)
+        return not self._accept.is_alive()
 
     def _handle(self, *connection: Any) -> Any:
         from vkv.serve.handler import Handler
