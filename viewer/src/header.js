@@ -164,7 +164,6 @@ function checkUses(header, segments) {
   for (const index of model.ropes) {
     if (index === null) continue;
     need(index >= 0 && index < header.ropes.length, "H6", `no rope ${index}`, "model.ropes");
-    checkRope(header.ropes[index], "model.ropes");
   }
 }
 
