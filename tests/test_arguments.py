@@ -113,3 +113,15 @@ def test_one_search_path_need_not_stand_in_a_list(cache, tmp_path):
 def test_make_prompt_cache(args, message):
     with pytest.raises(vkv.VkvError, match=message):
         vkv.make_prompt_cache(*args)
+
+
+@pytest.mark.parametrize(("other", "kind"), [(None, "None"), ("name", "a str"), (3, "a int")])
+def test_all_that_take_a_model_refuse_another_object_alike(cache, tmp_path, other, kind):
+    message = f"^model is {kind}, expected a model as mlx_lm.load gives it$"
+    with pytest.raises(vkv.VkvError, match=message):
+        vkv.make_prompt_cache(other)
+    with pytest.raises(vkv.VkvError, match=message):
+        vkv.prefill(other, [1, 2, 3])
+    if other is not None:  # a save without a model is allowed
+        with pytest.raises(vkv.VkvError, match=message):
+            vkv.save(tmp_path / "a.vkv", cache, model=other)

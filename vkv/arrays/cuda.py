@@ -99,7 +99,7 @@ class Device:
 
     @contextlib.contextmanager
     def stage(self) -> Iterator[Stage]:
-        """Lend one thread a page-locked buffer of ``STAGE`` bytes."""
+        """Reserve a page-locked buffer of ``STAGE`` bytes for one thread, until the block exits."""
         self._enter()
         buffer = self._new() if self._free.empty() else self._free.get()
         try:

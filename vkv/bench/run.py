@@ -50,7 +50,7 @@ def default_codecs() -> list[str]:
 def with_basis(names: Sequence[str]) -> list[str]:
     """Add to each setting of a codec that can use a basis the same setting with it."""
     both = ((name, name + BASIS) for name in names)
-    return [n for own, lent in both for n in ((own, lent) if _takes_basis(own) else (own,))]
+    return [n for name, based in both for n in ((name, based) if _takes_basis(name) else (name,))]
 
 
 def _takes_basis(name: str) -> bool:

@@ -151,7 +151,7 @@ class Codec(Protocol):
         """Choose a codec for each tensor, and encode all of them.
 
         Called on what ``configure`` makes of the options for keys, where ``traits.plans``.
-        Elsewhere the answer is this codec for each, with nothing encoded.
+        Other codecs return themselves for each tensor, and encode nothing.
 
         Args:
             pieces: The tensors of all layers.

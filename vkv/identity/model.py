@@ -27,6 +27,17 @@ METHOD = b"vkv model 1\n"
 Arrays = dict[str, Any]
 
 
+def require_model(model: Any, method: str) -> None:
+    """Check that ``model`` is a model as mlx_lm.load gives it: that it has ``method``.
+
+    Raises:
+        VkvError: It is something else; its type is named.
+    """
+    if not hasattr(model, method):
+        kind = "None" if model is None else f"a {type(model).__name__}"
+        raise VkvError(f"model is {kind}, expected a model as mlx_lm.load gives it")
+
+
 def of_model(model: Any) -> tuple[Model, tuple[Rope, ...]]:
     """Identify a live model of mlx-lm.
 
@@ -42,9 +53,7 @@ def of_model(model: Any) -> tuple[Model, tuple[Rope, ...]]:
     Raises:
         VkvError: It is no model.
     """
-    if not hasattr(model, "named_modules"):
-        kind = "None" if model is None else f"a {type(model).__name__}"
-        raise VkvError(f"model is {kind}, expected a model as mlx_lm.load gives it")
+    require_model(model, "named_modules")
     layers, rest = parameters(model)
     groups = [*layers, rest]
     digests = _digests(groups)

@@ -21,6 +21,7 @@ from vkv.caches.checkpoints.record import (
 from vkv.caches.prompt import Prompt
 from vkv.errors import CacheError, VkvError
 from vkv.format.limits import FEW as MAX_CHECKPOINTS
+from vkv.identity.model import require_model
 
 #: Where checkpoints are taken: token counts, every so many tokens, or at the ends of messages.
 Checkpoints = Sequence[int] | int | Literal["messages"] | None
@@ -127,9 +128,7 @@ def _check(model: Any, ids: list[int], step: int) -> None:
         raise CacheError("an empty prompt: there is nothing to compute", rule="L8")
     if type(step) is not int or step < 1:
         raise VkvError(f"step is {step!r}, expected a whole number above 0")
-    if not hasattr(model, "modules"):
-        found = type(model).__name__
-        raise VkvError(f"model is a {found}, expected a model as mlx_lm.load gives it")
+    require_model(model, "modules")
     tables = [m for m in model.modules() if type(m).__name__ in EMBEDDINGS]
     rows = max((m.weight.shape[0] for m in tables), default=0)
     if rows and max(ids) >= rows:

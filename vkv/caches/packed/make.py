@@ -17,8 +17,8 @@ from vkv.caches.packed.notes import planned, unpacked
 from vkv.caches.packed.packable import first_packable
 from vkv.caches.packed.rows import Rows
 from vkv.caches.saving.request import CodecPair, CodecSpec, codec_pair
-from vkv.errors import VkvError
 from vkv.format.schema import Rope
+from vkv.identity.model import require_model
 
 
 def make_prompt_cache(
@@ -45,9 +45,7 @@ def make_prompt_cache(
         CodecError, UnknownCodecError: ``codec`` is refused.
     """
     recipe = _Recipe(codec_pair(codec), residual, max_tokens, hook.Route())
-    if not hasattr(model, "layers"):
-        found = type(model).__name__
-        raise VkvError(f"model is a {found}, expected a model as mlx_lm.load gives it")
+    require_model(model, "layers")
     for text in planned(request.codec for request in recipe.codecs.both()):
         warnings.warn(text, UserWarning, stacklevel=2)
     hook.install()
