@@ -8,9 +8,13 @@ import os
 import shutil
 from pathlib import Path
 
+import msgpack
 import pytest
 
 import vkv
+from vkv.format.document import open_document
+from vkv.format.file_id import of_header
+from vkv.format.framing import frame
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures/v1"
@@ -102,6 +106,21 @@ def test_a_dropped_file_shows_its_id(viewer):
     assert drop_all(viewer, ["good/tc-joint.vkv"]) == {"good/tc-joint.vkv": None}
     assert viewer.text_content(".id") == vkv.inspect(FIXTURES / "good/tc-joint.vkv").id
     assert viewer.text_content("h2") == "good/tc-joint.vkv"
+
+
+def test_a_version_of_64_bits_is_shown_to_the_last_digit(viewer, tmp_path):
+    with open_document(FIXTURES / "good/raw-kv-f16.vkv") as document:
+        data = document.source.read(0, document.size)
+        entries = sorted(document.entries.items(), key=lambda item: item[1].start)
+        end = document.entries["vkv.header"].stop
+    header = msgpack.unpackb(data[entries[0][1].start : end])
+    header["layers"][0]["tensors"]["keys"]["segments"][0]["version"] = 2**64 - 1
+    raw = msgpack.packb(header)
+    forms = [("vkv.header", "U8", (len(raw),)), *((n, e.dtype, e.shape) for n, e in entries[1:])]
+    path = tmp_path / "a.vkv"
+    path.write_bytes(frame("1.0", of_header(raw), forms) + raw + data[end:])
+    choose(viewer, str(path))
+    assert "v18446744073709551615" in viewer.text_content("main")
 
 
 def test_two_files_are_compared(viewer):

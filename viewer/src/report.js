@@ -92,7 +92,7 @@ function codecs({ segments }, cells) {
   for (const { name, tensor, segment } of segments) {
     const options = [...segment.params].map(([key, value]) => `${text(key, 40)}=${text(typeof value === "number" ? Number(value.toPrecision(4)) : value, 40)}`);
     const own = options.filter((one) => !/^(step|scale_step)=/.test(one)).join(" ");
-    const key = JSON.stringify([name, segment.codec, segment.version, own]);
+    const key = JSON.stringify([name, segment.codec, String(segment.version), own]);
     const row = found.get(key) ?? { name, codec: `${text(segment.codec, 60)} ${segment.version === 1 ? "" : `v${segment.version}`}`, own, n: 0, elements: 0n, bytes: 0n, steps: [] };
     row.n++;
     row.elements += elements(tensor, segment);
