@@ -119,7 +119,7 @@ def test_make_prompt_cache(args, message):
 def test_all_that_take_a_model_refuse_another_object_alike(cache, tmp_path, other, kind):
     message = f"^model is {kind}, expected a model as mlx_lm.load gives it$"
     with pytest.raises(vkv.VkvError, match=message):
-        vkv.make_prompt_cache(other)
+        vkv.make_prompt_cache(other, "raw")
     with pytest.raises(vkv.VkvError, match=message):
         vkv.prefill(other, [1, 2, 3])
     if other is not None:  # a save without a model is allowed
