@@ -6,8 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vkv.caches.kinds import live
+from vkv.caches.kinds.adapter import Snapshot
 from vkv.caches.loading.load import load
 from vkv.caches.saving.save import save
+from vkv.errors import NotVkvError
+from vkv.interop import files
 
 
 def save_prompt_cache(
@@ -26,10 +30,25 @@ def save_prompt_cache(
 def load_prompt_cache(
     file_name: str | os.PathLike[str], return_metadata: bool = False
 ) -> list[Any] | tuple[list[Any], dict[str, str]]:
-    """Load as ``mlx_lm.models.cache.load_prompt_cache`` does, from a ``.vkv`` file.
+    """Load as ``mlx_lm.models.cache.load_prompt_cache`` does, from a ``.vkv`` file or mlx-lm's.
 
     Returns:
         The caches, or the caches and the metadata. Raises as ``vkv.load``.
     """
-    prompt = load(file_name)
+    try:
+        prompt = load(file_name)
+    except NotVkvError as exc:
+        if not str(exc.at).endswith("__metadata__"):  # no safetensors file
+            raise
+        snapshots, metadata = files.read(file_name)
+        caches = [_restore(snapshot) for snapshot in snapshots]
+        return (caches, metadata) if return_metadata else caches
     return (prompt.cache, prompt.info.metadata) if return_metadata else prompt.cache
+
+
+def _restore(saved: Snapshot) -> Any:
+    """Make the live cache, and those inside it, of a snapshot read from a file of mlx-lm."""
+    loaded: dict[str, Any] = {name: value.x for name, value in saved.values.items()}
+    if saved.children:
+        loaded["children"] = [_restore(child) for child in saved.children]
+    return live.make(saved.kind, dict(saved.scalars), loaded)
