@@ -101,6 +101,7 @@ def validate(
     try:
         document = open_document(path)
     except VkvError as exc:
+        exc.at = (exc.at or "").removeprefix(report.path).removeprefix(": ") or None
         report.findings.append(_finding(exc))
         return report
     with document:
