@@ -199,6 +199,8 @@ def main() -> None:
         "where the server was, samples": activity,
     }  # fmt: skip
     print(json.dumps(report, indent=1))
+    for text in log.split("Traceback")[1:]:
+        print("Traceback" + text[:2000])
 
 
 if __name__ == "__main__":
