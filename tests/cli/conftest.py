@@ -37,6 +37,13 @@ def _log_as_before():
     logging.disable(logging.NOTSET)
 
 
+@pytest.fixture(autouse=True)
+def _in_a_pipe(monkeypatch):
+    """Parallel test runners set a width, and what a user's shell has exported may be any."""
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def run(capsys, monkeypatch):
     """Run ``vkv`` with the given arguments; ``stdin`` is what it reads."""

@@ -29,8 +29,8 @@ def test_a_hit_is_one_pass(live, tmp_path, monkeypatch):
         return call
 
     monkeypatch.setattr(header, "load", counted("header", header.load))
-    weights = counted("weights", model_identity._parameters)
-    monkeypatch.setattr(model_identity, "_parameters", weights)
+    weights = counted("weights", model_identity.parameters)
+    monkeypatch.setattr(model_identity, "parameters", weights)
     hit = store.get([*ids, 1], model=model, live=live)
     assert hit.tokens == 200
     assert sorted(calls) == ["header", "weights"]
