@@ -261,18 +261,35 @@ def outcome(path: Path) -> VkvError | None:
     return None
 
 
-def test_values_that_are_not_finite_are_reported_and_load(tmp_path):
-    draft = blank()
-    draft.store("data", "payload", "F32", [1, 2], b"\x00\x00\xc0\x7f\x00\x00\x80\xff")
-    run = {"codec": "raw", "version": 1, "params": {"dtype": "F32"}, "parts": {"data": "data"}}
-    tensor = {"dtype": "F32", "shape": [1, 2], "segments": [run]}
-    layer = {"kind": "arrays", "scalars": {"size": 1}, "tensors": {"0": tensor}}
-    draft.header["layers"] = [layer]
+NAN, INF = b"\x00\x00\xc0\x7f", b"\x00\x00\x80\xff"
+
+
+@pytest.mark.parametrize(
+    ("kind", "scalars", "names", "bits", "reported"),
+    [
+        ("kv", {"offset": 1}, ("keys", "values"), NAN, ["layers[0].keys"]),
+        ("kv", {"offset": 1}, ("keys", "values"), INF, ["layers[0].keys"]),
+        ("arrays", {"size": 2}, ("0", "1"), NAN, ["layers[0].0"]),
+        ("arrays", {"size": 2}, ("0", "1"), INF, []),  # some models keep minus infinity in a slot
+    ],
+)
+def test_values_that_no_model_makes_are_reported_and_load(
+    kind, scalars, names, bits, reported, tmp_path
+):
+    draft, tensors = blank(), {}
+    for name, stored in zip(names, (bits + bytes(4), bytes(8)), strict=True):
+        draft.store(name, "payload", "F32", [1, 1, 1, 2], stored)
+        run = {"codec": "raw", "version": 1, "params": {"dtype": "F32"}, "parts": {"data": name}}
+        run |= {"tokens": 1} if kind == "kv" else {}
+        tensors[name] = {"dtype": "F32", "shape": [1, 1, 1, 2], "segments": [run]}
+    draft.header["layers"] = [{"kind": kind, "scalars": scalars, "tensors": tensors}]
     (tmp_path / "a.vkv").write_bytes(draft.build())
     report = vkv.validate(tmp_path / "a.vkv", deep=True)
-    assert [(f.rule, f.at) for f in report.findings if f.rule] == [("D2", "layers[0].0")]
+    assert [(f.rule, f.at) for f in report.findings if f.rule] == [("D2", at) for at in reported]
     assert vkv.validate(tmp_path / "a.vkv").ok
-    assert mx.isnan(vkv.load(tmp_path / "a.vkv").cache[0][0]).tolist() == [[True, False]]
+    cache = vkv.load(tmp_path / "a.vkv").cache[0]
+    first = cache.keys if kind == "kv" else cache[0]
+    assert mx.isfinite(first[..., :1, :]).flatten().tolist() == [False, True]
 
 
 class Careless(Raw):

@@ -13,6 +13,7 @@ from vkv.errors import VkvError
 from vkv.format.dependencies import FileResolver, SearchPath, open_sound, resolver_for
 from vkv.format.document import Document, open_document
 from vkv.format.framing import HEADER
+from vkv.format.kinds import KINDS
 from vkv.format.layer_rules import check_layer, check_layers, is_basis
 from vkv.format.layers import external_references, segment_shape, segments, stored_layers
 from vkv.format.schema import Tensor
@@ -84,7 +85,7 @@ def validate(
 
     Args:
         path: A ``.vkv`` file, or a URL as ``vkv.inspect`` takes it.
-        deep: Also decode every tensor and look for values that are not finite.
+        deep: Also decode every tensor and look for keys and values that are not finite.
         model: Compare the file with this model.
         tokenizer: ... and with this tokenizer.
         search_paths: Where the files it depends on are looked for, as in ``vkv.load``.
@@ -174,7 +175,10 @@ def _other_errors(document: Document, resolver: FileResolver) -> Iterator[VkvErr
 
 
 def _value_errors(document: Document, resolver: FileResolver) -> Iterator[VkvError]:
-    """Decode each tensor once; values must be finite, as no model makes others."""
+    """Decode each tensor once; keys and values must be finite, and no slot may hold NaN.
+
+    Some models keep a running maximum in a slot of recurrent state, which starts at minus infinity.
+    """
     import mlx.core as mx
 
     from vkv.arrays.cache_file import CacheFile
@@ -190,8 +194,11 @@ def _value_errors(document: Document, resolver: FileResolver) -> Iterator[VkvErr
             except VkvError as exc:
                 yield exc
                 continue
-            if mx.issubdtype(x.dtype, mx.floating) and not mx.isfinite(x).all().item():
-                yield VkvError("holds values that are not finite", rule="D2", at=f"{at}.{name}")
+            slots = layer.kind in KINDS and KINDS[layer.kind].content == "slots"
+            allowed = ~mx.isnan(x) if slots else mx.isfinite(x)
+            if mx.issubdtype(x.dtype, mx.floating) and not allowed.all().item():
+                found = "NaN" if slots else "values that are not finite"
+                yield VkvError(f"holds {found}", rule="D2", at=f"{at}.{name}")
 
 
 def _owner_errors(document: Document, model: Any, tokenizer: Any) -> Iterator[VkvError]:
