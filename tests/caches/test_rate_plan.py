@@ -195,8 +195,9 @@ def test_a_prompt_too_short_for_its_rate_is_refused_before_anything_is_written(t
     with pytest.raises(CodecError) as caught:
         save(tmp_path / "a.vkv", caches(tokens), "tc:bits=2")
     assert caught.value.at == "tc.bits"
-    assert "2 bits an element asked" in str(caught.value)
-    assert f"at {tokens} tokens" in str(caught.value)
+    assert "asked for tc:bits=2, refused: only" in str(caught.value)
+    assert "with force=True (--force)" in str(caught.value)
+    assert f"only {tokens} tokens" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -122,9 +122,10 @@ def _check_share(pieces: Sequence[Piece], rate: Rate, fixed: int) -> None:
         return
     tokens = max(p.x.shape[-2] for p in pieces)
     raise CodecError(
-        f"{rate.bits:g} bits an element asked, but at {tokens} tokens the header and the tokens "
-        f"stored raw take {share:.2f} of them, expected at most {MOST_FIXED * rate.bits:.2f}; "
-        f"ask for {share / MOST_FIXED:.1f} bits or more, use affine:bits=4, or force it",
+        f"asked for tc:bits={rate.bits:g}, refused: only {tokens} tokens: the header and the "
+        f"tokens stored raw take {share:.2f} bits an element, expected at most "
+        f"{MOST_FIXED * rate.bits:.2f}; ask for {share / MOST_FIXED:.1f} bits or more, use "
+        "affine:bits=4, or save with force=True (--force)",
         at="tc.bits",
     )
 
