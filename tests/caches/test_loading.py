@@ -30,12 +30,25 @@ def test_progress_counts_every_layer(codec, live, tmp_path):
     saved(tmp_path / "a.vkv", codec=codec)
     reports = []
     vkv.load(tmp_path / "a.vkv", live=live, progress=lambda *report: reports.append(report))
-    total = sum(t.nbytes for t in vkv.inspect(tmp_path / "a.vkv").header.tensors.values())
+    stored = vkv.inspect(tmp_path / "a.vkv").header.tensors.values()
+    total = sum(t.nbytes for t in stored) - 4 * 100  # the token ids are no layer's
     assert len(reports) == len(vkv.inspect(tmp_path / "a.vkv").header.layers)
     assert [all_ for _, all_ in reports] == [total] * len(reports)
     done = [done for done, _ in reports]
     assert done == sorted(done)
-    assert total - done[-1] == 4 * 100  # the token ids are no layer's
+    assert done[-1] == total
+
+
+def test_progress_counts_checkpoints(tmp_path):
+    model = tiny.MODELS["lfm2"]()
+    prompt = vkv.prefill(model, [(37 * i + 11) % tiny.VOCAB for i in range(40)], checkpoints=[20])
+    vkv.save(tmp_path / "a.vkv", prompt, model=model)
+    head, reports = vkv.inspect(tmp_path / "a.vkv").header, []
+    vkv.load(tmp_path / "a.vkv", progress=lambda *report: reports.append(report))
+    total = sum(t.nbytes for t in head.tensors.values()) - 4 * 40
+    assert len(reports) == len(head.layers) + sum(len(c.layers) for c in head.checkpoints)
+    assert {all_ for _, all_ in reports} == {total}
+    assert reports[len(head.layers) - 1][0] < reports[-1][0] == total
 
 
 def test_a_known_identity_is_not_computed_again(tmp_path, monkeypatch):

@@ -67,7 +67,8 @@ def load(
             ``notes`` say which it is.
         force: Load in spite of differences, with a warning.
         verify: Check the digest of every tensor that is read.
-        progress: Called with (bytes done, bytes in all).
+        progress: Called with (bytes done, bytes in all): the stored bytes of layers and of
+            checkpoints.
 
     Returns:
         The caches, the token ids, and the description of the file.
@@ -115,8 +116,9 @@ def load_file(
         check_heads(file.header)
     check_owner(file.header, model, tokenizer, known=known, force=force)
     with DeferredVerification() as deferred:
-        cache = _caches(file, LayerProgress(file, progress), deferred, live == "packed")
-        cache = with_checkpoints(cache, file, deferred)
+        count = LayerProgress(file, progress)
+        cache = _caches(file, count, deferred, live == "packed")
+        cache = with_checkpoints(cache, file, deferred, count.finished)
     notes = _packed_notes(file, cache) if live == "packed" else ()
     prompt = Prompt(cache, file.document.tokens(), of_document(file.document), notes)
     if at is not None and (back := prompt.rewind(at)) != at:

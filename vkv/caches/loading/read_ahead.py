@@ -5,7 +5,7 @@ from __future__ import annotations
 from vkv.arrays.cache_file import CacheFile
 from vkv.arrays.threads import HASHERS
 from vkv.caches.saving.request import Progress
-from vkv.format.layers import walk
+from vkv.format.layers import stored_layers, walk
 from vkv.format.schema import Layer
 
 #: Bytes read ahead of the layer that is decoded: enough to keep two streams of reads busy.
@@ -42,19 +42,20 @@ class ReadAhead:
 
 
 class LayerProgress:
-    """Report the stored bytes of finished layers."""
+    """Report the stored bytes of finished layers, those of checkpoints among them."""
 
     def __init__(self, file: CacheFile, report: Progress | None):
-        self._file, self._report, self._done = file, report, 0
-        self._total = sum(t.nbytes for t in file.header.tensors.values())
+        self._report, self._done = report, 0
+        names = {name for _, layer in stored_layers(file.header) for name in stored_names(layer)}
+        self._left = {name: file.header.tensors[name].nbytes for name in names}
+        self._total = sum(self._left.values())
 
     def finished(self, layer: Layer) -> None:
-        """Count a layer of the model and its children."""
+        """Count a layer and its children; a tensor that several share counts once."""
         if self._report is None:
             return
-        stored = self._file.header.tensors
-        self._done += sum(stored[name].nbytes for name in stored_names(layer))
-        self._report(min(self._done, self._total), self._total)
+        self._done += sum(self._left.pop(name, 0) for name in stored_names(layer))
+        self._report(self._done, self._total)
 
 
 def stored_names(layer: Layer) -> set[str]:
