@@ -63,7 +63,7 @@ def convert(
     Args:
         src: A ``.vkv`` file (a path or a URL), or one that ``mlx_lm``'s ``save_prompt_cache`` wrote
             (0.2x to 0.32, whichever is installed).
-        dst: Where to write, whole or not at all; may be ``src``.
+        dst: Where to write, whole or not at all; may be ``src``, which is then replaced.
         codec: As in ``vkv.save``; by default ``"raw"``.
         metadata: Added to that of ``src``, and stronger.
         created: Instead of the time stamp of ``src``.

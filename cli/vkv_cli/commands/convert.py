@@ -74,7 +74,8 @@ def convert(
     of tokens is checked, and no more: only computing the prompt again could tell whether
     it is the one.
 
-    OUT appears whole or not at all; an existing file is replaced in one step. In DIR
+    OUT appears whole or not at all; an existing file is replaced in one step, and OUT may
+    be IN itself, which the result then replaces. In DIR
     files keep their names, with the suffix .vkv; one that cannot be converted does not
     keep the others from it.
     """
