@@ -18,6 +18,7 @@ import click
 
 from vkv.errors import VkvError
 from vkv.sources.urls import is_url
+from vkv_cli import complete
 from vkv_cli.checkpoint_options import (
     CheckpointChoice,
     checkpoints_option,
@@ -95,13 +96,14 @@ class CodecChoice:
 
 def codec_options(default: str = "raw", note: str = "") -> Decorator:
     """Add the options of ``codecs: CodecChoice``."""
+    named = functools.partial(click.option, metavar="CODEC", shell_complete=complete.codec)
     text = f"Codec, e.g. affine:bits=4,group=64; `vkv codecs` lists them. {note}".strip()
     return _gather(
         "codecs",
         CodecChoice,
-        click.option("--codec", metavar="CODEC", help=f"{text}  [default: {default}]"),
-        click.option("--keys", metavar="CODEC", help="Codec of the keys alone."),
-        click.option("--values", metavar="CODEC", help="Codec of the values alone."),
+        named("--codec", help=f"{text}  [default: {default}]"),
+        named("--keys", help="Codec of the keys alone."),
+        named("--values", help="Codec of the values alone."),
     )
 
 

@@ -13,7 +13,7 @@ from vkv.errors import VkvError
 from vkv.store import Entry
 from vkv.store.local.layout import INDEX
 from vkv.store.local.units import age, size
-from vkv_cli import screen, text
+from vkv_cli import complete, screen, text
 
 
 def _made(store: vkv.PromptStore) -> bool:
@@ -58,7 +58,9 @@ parents_option = click.option(
     "--parents", is_flag=True, is_eager=True, expose_value=False, callback=_remember_parents,
     help="Create the folders above the store too.",
 )  # fmt: skip
-ids_argument = click.argument("ids", nargs=-1, required=True, metavar="ID...")
+ids_argument = click.argument(
+    "ids", nargs=-1, required=True, metavar="ID...", shell_complete=complete.entry
+)
 
 
 def _in_units(parse: Callable[[str], float]) -> Callable[..., float | None]:

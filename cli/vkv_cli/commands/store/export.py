@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 import vkv
+from vkv_cli import complete
 from vkv_cli.commands.store.common import store_option
 from vkv_cli.options import writable
 from vkv_cli.text import json_option
@@ -14,7 +15,7 @@ from vkv_cli.written import show_written
 
 
 @click.command()
-@click.argument("key", metavar="ID")
+@click.argument("key", metavar="ID", shell_complete=complete.entry)
 @click.argument("output", metavar="FILE", type=click.Path(path_type=Path), callback=writable)
 @store_option
 @json_option

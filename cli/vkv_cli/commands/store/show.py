@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 import vkv
-from vkv_cli import screen, text
+from vkv_cli import complete, screen, text
 from vkv_cli.commands.store.common import since, store_option
 
 
 @click.command()
-@click.argument("key", metavar="ID|NAME")
+@click.argument("key", metavar="ID|NAME", shell_complete=complete.entry)
 @store_option
 @text.json_option
 def show(key: str, store: vkv.PromptStore, as_json: bool) -> None:
