@@ -425,4 +425,5 @@ def test_loads_leave_neither_threads_nor_descriptors():
     before = held()
     for _ in range(20):
         vkv.load(GOOD / "affine-4bit-group64-f16.vkv")
-    assert held() == before
+    # What an earlier test left may go meanwhile.
+    assert all(now <= then for now, then in zip(held(), before, strict=True))
