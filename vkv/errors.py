@@ -68,7 +68,7 @@ class VkvError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Rebuild without ``__init__``, whose arguments differ from class to class."""
-        return _rebuilt, (type(self), self.args, self.__dict__)
+        return rebuilt, (type(self), self.args, self.__dict__)
 
     def within(self, at: str) -> VkvError:
         """Prefix the path with ``at`` and return the same error."""
@@ -81,7 +81,7 @@ class VkvError(Exception):
         return self
 
 
-def _rebuilt(kind: type[VkvError], args: tuple[object, ...], state: dict[str, object]) -> VkvError:
+def rebuilt(kind: type[VkvError], args: tuple[object, ...], state: dict[str, object]) -> VkvError:
     """Return an error as it was pickled."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)

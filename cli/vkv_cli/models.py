@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import vkv
+from vkv.caches.prompt import Prompt
 from vkv.errors import VkvError
 from vkv_cli import quiet
 from vkv_cli.progress import progress
@@ -128,3 +131,14 @@ def cannot_load(model: str, exc: Exception) -> VkvError:
     else:
         reason = _HUB.get(type(exc).__name__) or quiet.one_line(exc)
     return VkvError(f"cannot load model {model!r}: {reason}")
+
+
+def load_prompt(file: str, **options: Any) -> tuple[Prompt, float]:
+    """Load the prompt of a file, as ``vkv.load`` does; return it and the seconds it took."""
+    start = time.perf_counter()
+    with progress(f"reading {file}", unit="bytes") as step:
+        try:
+            loaded = vkv.load(file, progress=step, **options)
+        except VkvError as exc:
+            raise exc.of_file(file) from None
+    return loaded, time.perf_counter() - start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from vkv.errors import MismatchError, VkvError
+from vkv.errors import VkvError
 from vkv.format.document import open_document
 from vkv.format.info import Info
 from vkv_cli import quiet
@@ -27,6 +27,8 @@ def beginning(info: Info, tokenizer: str | None = None) -> str:
         VkvError: The file has no token ids, or the tokenizer is missing.
         MismatchError: It is not the one that the file was made with (I1).
     """
+    from vkv.caches.loading.owner import check_owner  # brings MLX
+
     if info.header.tokens is None:
         raise VkvError("the file holds no token ids, so there is no text", at=info.path)
     folder = tokenizer or info.metadata.get("model", "")
@@ -34,7 +36,7 @@ def beginning(info: Info, tokenizer: str | None = None) -> str:
         what = f"{folder!r} is no folder here" if folder else "the file names no model"
         raise VkvError(f"{what}: pass --tokenizer DIR for --text", at=info.path)
     loaded = _loaded(folder)
-    _check(info, loaded)
+    check_owner(info.header, None, loaded)
     with open_document(info.path) as document:
         ids = memoryview(document.read(info.header.tokens.tensor)).cast("I")[:TOKENS].tolist()
     words = " ".join(str(loaded.decode(ids)).split())
@@ -49,11 +51,3 @@ def _loaded(folder: str) -> Any:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as exc:  # any of transformers and tokenizers
         raise VkvError(f"cannot load a tokenizer: {quiet.one_line(exc)}", at=folder) from exc
-
-
-def _check(info: Info, tokenizer: Any) -> None:
-    from vkv import identity
-
-    recorded = info.header.tokenizer
-    if recorded is not None and identity.of_tokenizer(tokenizer).id != recorded.id:
-        raise MismatchError(["the tokenizer is not the one that made the token ids"])

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from vkv.sources.urls import is_url, shown
 from vkv_cli.text import WIDE, printable
 
 if TYPE_CHECKING:
@@ -54,11 +53,6 @@ def show(*parts: RenderableType) -> None:
             out.print(part, crop=False)
     lines = capture.get().splitlines()
     click.echo("\n".join(line.rstrip() for line in lines), color=out.is_terminal)
-
-
-def place(path: str) -> str:
-    """Return a path as it is, and a URL without what may be secret."""
-    return shown(path) if is_url(path) else path
 
 
 def whole(line: str) -> Text:

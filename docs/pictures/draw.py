@@ -5,6 +5,7 @@ python docs/pictures/draw.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -49,6 +50,14 @@ class Picture:
     def arrow(self, x1: int, y1: int, x2: int, y2: int) -> None:
         """Draw an arrow."""
         self.parts.append(f'<path class="line" d="M{x1} {y1} L{x2} {y2}" marker-end="url(#tip)"/>')
+
+    def steps(self, y: int, height: int, steps: Sequence[str]) -> None:
+        """Draw five boxes in a row, from keys to what is stored, with arrows between them."""
+        for number, words in enumerate(steps):
+            x, middle = 16 + 140 * number, y + height // 2
+            self.box(x, y, 118, height, words, {0: "key", 4: "exact"}.get(number, "box"))
+            if number:
+                self.arrow(x - 20, middle, x - 3, middle)
 
     def save(self, name: str) -> None:
         """Write ``name.svg`` beside this file."""
@@ -125,11 +134,7 @@ def nsnquant() -> None:
         "rotate\n(Hadamard)",
         "8 channels:\nnearest of 256\ncodewords",
     )
-    for number, words in enumerate(steps):
-        x = 16 + 140 * number
-        p.box(x, 40, 118, 74, words, "key" if number == 0 else "exact" if number == 4 else "box")
-        if number:
-            p.arrow(x - 20, 77, x - 3, 77)
+    p.steps(40, 74, steps)
     p.word(
         16,
         26,
@@ -170,11 +175,7 @@ def tc() -> None:
         "entropy\ncoder",
         "bytes",
     )
-    for number, words in enumerate(steps):
-        x = 16 + 140 * number
-        p.box(x, 44, 118, 60, words, "key" if number == 0 else "exact" if number == 4 else "box")
-        if number:
-            p.arrow(x - 20, 74, x - 3, 74)
+    p.steps(44, 60, steps)
     p.word(
         16,
         28,

@@ -94,22 +94,18 @@ class CacheFile:
 
         Its digest is compared at once: later it would be too late for another copy.
         """
-        dependency, its_reader = self._dependency(file)
-        there = dependency.name(self.header.tensors[name], name)
         try:
-            return its_reader.get(there)
+            return self._reader_of(file).get(self._locate(name)[1])
         except DigestError:
-            dependency, its_reader = self._replaced(file)
-        return its_reader.get(dependency.name(self.header.tensors[name], name))
+            self._replace(file)
+        return self._reader_of(file).get(self._locate(name)[1])
 
-    def _replaced(self, file: FileId) -> tuple[Dependency, Reader]:
+    def _replace(self, file: FileId) -> None:
         """Close a damaged dependency and open a sound copy in its place."""
         dependency, its_reader = self._dependencies.pop(file)
         its_reader.close()
         dependency.document.close()
-        dependency = open_sound(self._resolver, file, self.header)
-        self._dependencies[file] = dependency, reader(dependency.document, verify=self._verify)
-        return self._dependencies[file]
+        self._attach(file, open_sound(self._resolver, file, self.header))
 
     def check(self, name: str) -> None:
         """Compare the digest of one stored tensor, wherever it is (D1)."""
@@ -119,7 +115,7 @@ class CacheFile:
         try:
             self._dependency(file)[0].document.check(there)
         except DigestError:
-            self._replaced(file)
+            self._replace(file)
 
     def _locate(self, name: str) -> tuple[FileId | None, str]:
         """Return the file that holds a stored tensor (``None``: this one), and its name there."""
@@ -134,10 +130,11 @@ class CacheFile:
 
     def _dependency(self, key: FileId) -> tuple[Dependency, Reader]:
         if key not in self._dependencies:
-            document = self._resolver.open(key)
-            dependency = Dependency(document, self.header)
-            self._dependencies[key] = dependency, reader(document, verify=self._verify)
+            self._attach(key, Dependency(self._resolver.open(key), self.header))
         return self._dependencies[key]
+
+    def _attach(self, key: FileId, dependency: Dependency) -> None:
+        self._dependencies[key] = dependency, reader(dependency.document, verify=self._verify)
 
     def parts(
         self,

@@ -30,6 +30,4 @@ def rebuilt(raw: bytes, rank: int) -> Exception:
     kind = getattr(errors, name, None) if name in errors.__all__ else None
     if kind is None:
         return VkvError(f"rank {rank} failed: {args[0]}")
-    error: Exception = kind.__new__(kind, *args)
-    error.__dict__.update(state)
-    return error
+    return errors.rebuilt(kind, args, state)

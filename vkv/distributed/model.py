@@ -21,6 +21,7 @@ from vkv.identity.model import (
     float_dtypes,
     identified,
     parameters,
+    require_model,
     sampled_bits,
     spread,
 )
@@ -87,8 +88,7 @@ def of_sharded(ranks: Ranks, model: Any) -> tuple[Model, tuple[Rope, ...]]:
 
 
 def _slices(model: Any) -> tuple[list[list[Slice]], list[Slice]]:
-    if not hasattr(model, "named_modules"):
-        raise VkvError(f"model is a {type(model).__name__}, expected one of mlx_lm")
+    require_model(model, "named_modules")
     axes = _axes(model)
     layers, rest = parameters(model)
     groups = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from vkv.errors import HeaderError, MissingFileError, VkvError
@@ -66,12 +66,15 @@ class FileResolver:
             if not _has_id(path, file_id):
                 continue
             try:
-                return _checked(open_document(path), check)
-            except _DamagedError as exc:
-                damage = damage or exc.error
-                self._failed += 1
+                document = open_document(path)
+                wrong = _damage(document, check)
             except (VkvError, OSError):
                 self._failed += 1
+                continue
+            if wrong is None:
+                return document
+            damage = damage or wrong
+            self._failed += 1
         if damage is not None:
             raise damage
         paths = [urls.shown(x) if isinstance(x, str) else str(x) for x in self.search_paths]
@@ -112,24 +115,17 @@ class FileResolver:
                 yield path
 
 
-class _DamagedError(Exception):
-    """Carry what is wrong with the tensors of a candidate."""
-
-    def __init__(self, error: VkvError):
-        self.error = error
-
-
-def _checked(document: Document, check: Callable[[Document], object] | None) -> Document:
-    try:
-        if check is not None:
-            check(document)
-    except VkvError as exc:
-        document.close()
-        raise _DamagedError(exc.of_file(document.name)) from None
-    except BaseException:
-        document.close()
-        raise
-    return document
+def _damage(document: Document, check: Callable[[Document], object] | None) -> VkvError | None:
+    """Return what ``check`` says of a file, by its name; close it unless it is sound."""
+    with ExitStack() as stack:
+        stack.enter_context(document)
+        try:
+            if check is not None:
+                check(document)
+        except VkvError as exc:
+            return exc.of_file(document.name)
+        stack.pop_all()  # it stays open
+    return None
 
 
 def _search_path(value: SearchPath) -> Path | str:

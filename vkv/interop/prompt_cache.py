@@ -37,9 +37,7 @@ def load_prompt_cache(
     """
     try:
         prompt = load(file_name)
-    except NotVkvError as exc:
-        if not str(exc.at).endswith("__metadata__"):  # no safetensors file
-            raise
+    except NotVkvError:  # safetensors, so it may be one of mlx-lm's
         snapshots, metadata = files.read(file_name)
         caches = [_restore(snapshot) for snapshot in snapshots]
         return (caches, metadata) if return_metadata else caches

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from vkv.caches.checkpoints.prefill import NEAR
 from vkv.store.local.prefix_tree import WIDTH, common_bytes
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 #: Prompts that may wait. Each keeps its cache in memory, also after the in-memory prompt
 #: cache has evicted it.
 QUEUE = 4
-#: Tokens that are as well computed again as stored: what begins an answer.
-NEAR = 32
 
 _log = logging.getLogger("vkv.serve")
 

@@ -20,7 +20,7 @@ from vkv.caches.loading.decode import decode
 from vkv.caches.loading.owner import check_owner
 from vkv.caches.saving.basis_file import attached
 from vkv.caches.saving.request import CodecSpec, Progress, SaveRequest, codec_pair
-from vkv.caches.saving.write import check_target, write
+from vkv.caches.saving.write import write
 from vkv.codecs.protocol import DTYPES
 from vkv.errors import ContainerError, MismatchError, NotVkvError, VkvError
 from vkv.format import header
@@ -31,6 +31,7 @@ from vkv.format.kinds import KINDS
 from vkv.format.layer_rules import check_cache, check_layers
 from vkv.format.layers import external_references
 from vkv.format.schema import Header, Layer, Tensor
+from vkv.format.target import check_target
 from vkv.interop import files as mlx_lm_files
 from vkv.sources.urls import check_local, is_url
 from vkv.tools.inline import inline as inlined

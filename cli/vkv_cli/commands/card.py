@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ import click
 import vkv
 from vkv._atomic import replacing
 from vkv.errors import VkvError
+from vkv.format.container_write import write_all
 from vkv.tools.card import PICTURE, picture
 from vkv.tools.card import card as card_of
 from vkv_cli import text
@@ -38,6 +38,6 @@ def card(file: str, output: Path | None, force: bool) -> None:
         raise VkvError(f"{there[0]} exists; pass --force to replace it")
     output.mkdir(exist_ok=True)
     for path, words in written.items():
-        with replacing(path) as fd, os.fdopen(os.dup(fd), "w", encoding="utf-8") as stream:
-            stream.write(words)
+        with replacing(path) as fd:
+            write_all(fd, words.encode(), 0)
         click.echo(text.printable(str(path)))

@@ -17,7 +17,7 @@ from vkv.errors import VkvError
 from vkv.format.info import Info
 from vkv_cli import quiet
 from vkv_cli.compute import Sampling
-from vkv_cli.models import ModelChoice, load_model
+from vkv_cli.models import ModelChoice, load_model, load_prompt
 from vkv_cli.options import (
     basis_option,
     model_options,
@@ -25,7 +25,6 @@ from vkv_cli.options import (
     sampling_options,
     search_path_option,
 )
-from vkv_cli.progress import progress
 from vkv_cli.prompt_options import PLAIN
 from vkv_cli.written import show_written
 
@@ -63,16 +62,10 @@ def chat(
     info = vkv.inspect(file)
     choice = choice.completed(info.metadata)
     model, tokenizer = load_model(choice)
-    with progress(f"reading {file}", unit="bytes") as step:
-        try:
-            prompt = vkv.load(file, model=model, tokenizer=tokenizer, search_paths=search_paths,
-                              basis=basis, progress=step)  # fmt: skip
-        except VkvError as exc:
-            raise exc.within(file) from None
+    options = {"search_paths": search_paths, "basis": basis}
+    prompt, _ = load_prompt(file, model=model, tokenizer=tokenizer, **options)
     plain = ignore_chat_template or info.metadata.get(PLAIN) == "true"
-    talk = _Talk(prompt, info, choice, model, tokenizer, sampling, plain, save)
-    talk.options = {"search_paths": search_paths, "basis": basis}
-    talk.run()
+    _Talk(prompt, info, choice, model, tokenizer, sampling, plain, save, options).run()
 
 
 class _Talk:
@@ -88,12 +81,12 @@ class _Talk:
         sampling: Sampling,
         plain: bool,
         save: Path | None,
+        options: dict[str, Any],
     ):
         self.prompt, self.info, self.choice = prompt, info, choice
         self.model, self.tokenizer, self.plain, self.save_to = model, tokenizer, plain, save
         self.saves_at_end, self.unsaved = save is not None, False
-        self.sampler = sampling
-        self.options: dict[str, Any] = {}
+        self.sampling, self.options = sampling, options
 
     def run(self) -> None:
         """Read and answer lines until there are no more."""
@@ -123,12 +116,12 @@ class _Talk:
         import mlx.core as mx
         from mlx_lm.sample_utils import make_sampler
 
-        if self.sampler.seed is not None:
-            mx.random.seed(self.sampler.seed)
+        if self.sampling.seed is not None:
+            mx.random.seed(self.sampling.seed)
         responses = self.prompt.chat(
             self.model, self.tokenizer, words, template={"plain": True} if self.plain else None,
-            max_tokens=self.sampler.max_tokens,
-            sampler=make_sampler(self.sampler.temp, self.sampler.top_p),
+            max_tokens=self.sampling.max_tokens,
+            sampler=make_sampler(self.sampling.temp, self.sampling.top_p),
         )  # fmt: skip
         self.unsaved = True
         try:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 import vkv
 from vkv.caches.checkpoints.cap import SHARE, with_checkpoint
-from vkv.caches.prompt import Prompt
-from vkv.caches.saving.write import check_target
-from vkv.errors import VkvError
 from vkv.format.file_id import FileId
 from vkv.format.info import Info
+from vkv.format.target import check_target
 from vkv_cli import text
 from vkv_cli.checkpoint_options import share_option
 from vkv_cli.compute import Answer, Sampling, answer
-from vkv_cli.models import ModelChoice, load_model
+from vkv_cli.models import ModelChoice, load_model, load_prompt
 from vkv_cli.options import (
     CodecChoice,
     basis_option,
@@ -30,7 +27,6 @@ from vkv_cli.options import (
     sampling_options,
     search_path_option,
 )
-from vkv_cli.progress import progress
 from vkv_cli.prompt_options import PLAIN, given
 from vkv_cli.written import show_written
 
@@ -122,7 +118,7 @@ def generate(
     words = given(prompt, "--prompt")
     model, tokenizer = load_model(choice)
     owner = {"model": model, "tokenizer": tokenizer}
-    loaded, reading = _read(
+    loaded, reading = load_prompt(
         file, **owner, live=live, at=at, force=force, search_paths=search_paths, basis=basis
     )
     plain = ignore_chat_template or info.metadata.get(PLAIN) == "true"
@@ -161,17 +157,6 @@ def generate(
         text.echo_json(found.to_dict() | extra)
     elif verbose:
         _show(found, reading, loaded.notes, saved)
-
-
-def _read(file: str, **options: Any) -> tuple[Prompt, float]:
-    """Load the prompt; return it and the seconds it took."""
-    start = time.perf_counter()
-    with progress(f"reading {file}", unit="bytes") as step:
-        try:
-            loaded = vkv.load(file, progress=step, **options)
-        except VkvError as exc:
-            raise exc.of_file(file) from None
-    return loaded, time.perf_counter() - start
 
 
 def _show(found: Answer, reading: float, notes: list[str], saved: Info | None) -> None:

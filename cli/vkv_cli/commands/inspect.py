@@ -9,6 +9,7 @@ from vkv.format.info import Info
 from vkv_cli import screen, text
 from vkv_cli.commands import inspect_layers, inspect_screen
 from vkv_cli.files import each_file, files_argument
+from vkv_cli.prompt_text import beginning
 
 
 @click.command()
@@ -47,7 +48,7 @@ def inspect(
             inspect_layers.show(info)
         elif len(files) == 1 or with_text:
             click.echo("\n" * bool(infos), nl=False)
-            inspect_screen.show(info, prompt_text(info, tokenizer) if with_text else None)
+            inspect_screen.show(info, beginning(info, tokenizer) if with_text else None)
         infos.append(info)
         return True
 
@@ -55,14 +56,3 @@ def inspect(
     if len(files) > 1 and infos and not (as_json or quiet or layers or with_text):
         screen.show(*inspect_screen.table(infos))
     return status
-
-
-def prompt_text(info: Info, tokenizer: str | None) -> str:
-    """Return how the prompt of a file begins, in words.
-
-    Raises:
-        VkvError: The file has no token ids, or the tokenizer is missing or another one.
-    """
-    from vkv_cli.prompt_text import beginning
-
-    return beginning(info, tokenizer)

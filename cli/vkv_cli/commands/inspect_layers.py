@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vkv.format.account import ROWS, Accounting
 from vkv.format.info import Info
 from vkv.format.layer_summary import LayerGroup, layer_groups
+from vkv.format.notebook import place
 from vkv_cli import screen, text
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def show(info: Info) -> None:
     """Print all that is known of one file."""
     screen.show(
-        screen.whole(screen.place(info.path)),
+        screen.whole(place(info.path)),
         screen.columns((("", name, value) for name, value in _identity(info)), wrap=True),
         "",
         screen.columns(

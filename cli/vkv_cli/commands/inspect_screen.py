@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vkv.format.account import CHECKPOINTS, Accounting
 from vkv.format.info import Info
+from vkv.format.notebook import place
 from vkv.format.overview import TensorKind, layer_kinds, tensor_kinds
 from vkv_cli import screen, text
 
@@ -38,7 +39,7 @@ def parts(info: Info, prompt: str | None = None) -> list[RenderableType]:
     holds = [("layers", layer_kinds(info.header) or "none", "", ""), *_tensors(info)]
     names = max(len(name) for name, *_ in (*about, *holds))
     return [
-        screen.whole(screen.place(info.path)),
+        screen.whole(place(info.path)),
         screen.columns(_named(about, names), cut=(1,), styles=("dim",)),
         screen.columns(_named(holds, names), cut=(1,), right=(2, 3), styles=("dim",)),
         *(
@@ -61,7 +62,7 @@ def table(infos: list[Info]) -> list[RenderableType]:
         tokens = "–" if info.tokens is None else f"{info.tokens:,}"
         bits = f"{info.accounting.bits:.2f}" if info.accounting.elements else "–"
         own = (text.size(info.size), bits, tokens, _codecs(info), _model_name(info))
-        rows.append((screen.place(info.path), *own))
+        rows.append((place(info.path), *own))
     count = f"{len(infos)} file{'s' * (len(infos) != 1)}"
     total = f"{count}, {text.size(sum(info.size for info in infos))}"
     return [screen.columns(rows, header=True, right=(1, 2, 3), cut=(-1, 4, 5)), total]
@@ -93,8 +94,7 @@ def _model(info: Info) -> str:
     head = info.header
     if head.model is None:
         return "not recorded"
-    label = info.metadata.get("model", "").rstrip("/").rpartition("/")[2]
-    parts = [label] if label else []
+    parts = [label] if (label := _label(info)) else []
     parts += [head.model.type, f"{_short(head.model.parameters)} parameters"]
     parts.append(f"id {head.model.id.hex()[:12]}")
     if head.tokenizer is None:
@@ -103,8 +103,12 @@ def _model(info: Info) -> str:
 
 
 def _model_name(info: Info) -> str:
-    label = info.metadata.get("model", "").rstrip("/").rpartition("/")[2]
-    return label or (info.header.model.type if info.header.model else "–")
+    return _label(info) or (info.header.model.type if info.header.model else "–")
+
+
+def _label(info: Info) -> str:
+    """Return the last part of the name that the file has for its model."""
+    return info.metadata.get("model", "").rstrip("/").rpartition("/")[2]
 
 
 def _short(count: int) -> str:

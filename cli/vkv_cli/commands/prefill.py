@@ -150,7 +150,7 @@ def _compute(job: _Job, work: list[_Work]) -> int:
             except StoreUnavailableError:
                 raise
             except VkvError as exc:
-                bad += _failed(exc.within(item.at), step)
+                bad += _failed(exc.of_file(item.at), step)
             done += len(item.tokens)
             step(done, total)
     return bad

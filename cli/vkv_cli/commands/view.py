@@ -12,11 +12,13 @@ from typing import Any
 import click
 
 import vkv
-from vkv import _atomic
+from vkv._atomic import replacing
+from vkv.format.container_write import write_all
 from vkv.sources.urls import is_url
 from vkv_cli import text
 from vkv_cli.commands.store.common import check_there
 from vkv_cli.options import output_option
+from vkv_cli.prompt_text import beginning
 
 _ID = re.compile(r"[0-9a-f]{4,64}")
 
@@ -44,22 +46,16 @@ def view(
     content = _content(targets, with_text, tokenizer)
     written = page(content).encode()
     if output is not None:
-        with _atomic.replacing(output) as file:
-            _write(file, written)
+        with replacing(output) as file:
+            write_all(file, written, 0)
         click.echo(f"{text.printable(os.fspath(output))}: {len(written):,} bytes")
         return
     handle, name = tempfile.mkstemp(prefix="vkv-view-", suffix=".html")
-    _write(handle, written)
+    write_all(handle, written, 0)
     os.close(handle)
     click.echo(text.printable(name))
     if not webbrowser.open(Path(name).as_uri()):
         click.echo("no browser was found here: open that file in one")
-
-
-def _write(file: int, data: bytes) -> None:
-    """Write all of ``data`` to a file descriptor, which stays open."""
-    with open(file, "wb", closefd=False) as stream:
-        stream.write(data)
 
 
 def _content(targets: tuple[str, ...], with_text: bool, tokenizer: str | None) -> dict[str, Any]:
@@ -70,7 +66,7 @@ def _content(targets: tuple[str, ...], with_text: bool, tokenizer: str | None) -
         check_there(store)
         return {"store": store_data(store)}
     paths = [_located(target) for target in targets]
-    texts = [_beginning(path, tokenizer) if with_text else None for path in paths]
+    texts = [beginning(vkv.inspect(p), tokenizer) if with_text else None for p in paths]
     return {"files": [file_data(path, words) for path, words in zip(paths, texts, strict=True)]}
 
 
@@ -82,9 +78,3 @@ def _located(target: str) -> str:
     check_there(store)
     (entry,) = store.entries(target)
     return os.fspath(entry.path)
-
-
-def _beginning(path: str, tokenizer: str | None) -> str:
-    from vkv_cli.prompt_text import beginning
-
-    return beginning(vkv.inspect(path), tokenizer)

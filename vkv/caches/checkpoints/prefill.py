@@ -33,8 +33,8 @@ EMBEDDINGS = ("Embedding", "QuantizedEmbedding")
 STEP = 512
 #: Messages before the last whose ends get a checkpoint, besides that of the system prompt.
 NEWEST = 16
-#: The last message ends so near to the end of a prompt that an answer computed again needs no
-#: checkpoint of its own; tokens.
+#: Tokens that are as well computed again as stored, like those that begin an answer: so near to the
+#: end of a prompt a message's end serves as well as one more checkpoint.
 NEAR = 32
 
 

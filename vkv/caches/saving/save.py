@@ -28,13 +28,14 @@ from vkv.caches.saving.request import (
     codec_pair,
     max_segments,
 )
-from vkv.caches.saving.write import check_target, write
+from vkv.caches.saving.write import write
 from vkv.errors import CacheError, VkvError
 from vkv.format import header
 from vkv.format.dependencies import SearchPath
 from vkv.format.info import Info
 from vkv.format.layers import external_references
 from vkv.format.schema import Header, Stored
+from vkv.format.target import check_target
 from vkv.sources.urls import check_local
 
 

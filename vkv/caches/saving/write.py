@@ -20,14 +20,15 @@ from vkv.caches.saving.encode import encode_layer
 from vkv.caches.saving.rate_plan import plan_layers
 from vkv.caches.saving.request import Progress, SaveRequest
 from vkv.codecs.segment_check import check_rereads
-from vkv.errors import CacheError, VkvError
+from vkv.errors import CacheError
 from vkv.format import container_write, header
-from vkv.format.document import Document, open_document
-from vkv.format.file_id import FileId, from_bytes
+from vkv.format.document import Document
+from vkv.format.file_id import from_bytes
 from vkv.format.framing import Form
 from vkv.format.info import Info, of_document
 from vkv.format.layer_rules import check_layers
 from vkv.format.schema import Header, Stored, Tokens
+from vkv.format.target import check_target
 from vkv.identity.heads import check_heads, with_heads
 from vkv.sources import base
 from vkv.sources.local import FileSource
@@ -121,30 +122,6 @@ def encoded_contents(
     plans = plan_layers(request, snapshots, fixed)
     layers = (encode_layer(plan, request.max_segments) for plan in plans)
     return file_contents(request, layers, tables, encoded_checkpoints(request, checkpoints))
-
-
-def check_target(path: str | os.PathLike[str], dependencies: Iterable[FileId]) -> None:
-    """Refuse to replace a file that the result, or what was read for it, depends on (L10).
-
-    Args:
-        path: Where a file shall be written.
-        dependencies: Ids of the files depended on.
-    """
-    ids = set(dependencies)
-    if not ids or not os.path.isfile(path):
-        return
-    try:
-        with open_document(path) as document:
-            there = document.id
-    except VkvError:
-        return  # no vkv file
-    if there in ids:
-        raise CacheError(
-            "refusing to replace a file that the result, or a file it was made from, depends on; "
-            "write to another name",
-            rule="L10",
-            at=os.fspath(path),
-        )
 
 
 def _fixed(head: Header, request: SaveRequest, ids: bytes | None) -> int:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from vkv._atomic import temporary_name
 from vkv.errors import VkvError
-from vkv.format.document import Document, open_document
+from vkv.format.document import open_document
 from vkv.format.info import Info, inspect
 from vkv.format.layers import external_references
+from vkv.format.target import check_target
 from vkv.sources.objects import filesystem
 from vkv.sources.urls import in_folder, is_url, name_of, shown
 from vkv.store.remote import transfer, upload
@@ -80,7 +81,7 @@ def pull(url: str, dest: str | os.PathLike[str], *, progress: Progress | None = 
     path = Path(dest)
     path = path / name_of(url) if path.is_dir() else path
     with open_document(url) as document:
-        _check_replaced(document, path)
+        check_target(path, external_references(document.header))
         part = transfer.partial_path(path, document.id)
         transfer.download(document, document.id, path, part, progress)
     return inspect(path)
@@ -120,18 +121,3 @@ def _send(path: Path, target: str, progress: Progress | None) -> None:
     files, where = filesystem(target)
     root, _, name = where.rpartition("/")
     upload.upload(files, path, root, name, target, progress, temp=temporary_name(name))
-
-
-def _check_replaced(document: Document, path: Path) -> None:
-    """Refuse to replace a file that the new one depends on (L10)."""
-    needed = set(external_references(document.header))
-    if not needed or not path.is_file():
-        return
-    try:
-        with open_document(path) as old:
-            replaced = old.id
-    except VkvError:
-        return
-    if replaced in needed:
-        text = "refusing to replace a file that the new one depends on; choose another name"
-        raise VkvError(text, rule="L10", at=os.fspath(path))
