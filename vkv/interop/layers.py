@@ -187,3 +187,19 @@ def _cut(value: Value, rows: int) -> Value:
     x = None if value.x is None else value.x[..., :rows, :]
     runs = tuple(r for run in value.encoded if (r := run.prefix(value.shape, rows)))
     return replace(value, shape=(*value.shape[:-2], rows, value.shape[-1]), x=x, encoded=runs)
+
+
+def check_codes(layer: Snapshot, at: str) -> None:
+    """Check the codes of a quantized cache, and of those inside it.
+
+    Raises:
+        CodecError: Codes that no reader takes (A3).
+    """
+    for name, value in layer.values.items():
+        for run in value.encoded:
+            try:
+                run.codec.validate(run.parts, (*value.shape[:-2], run.tokens, value.shape[-1]))
+            except VkvError as exc:
+                raise exc.within(f"{at}.{name}") from None
+    for i, child in enumerate(layer.children):
+        check_codes(child, f"{at}.children[{i}]")

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vkv.caches.kinds import live
-from vkv.caches.kinds.adapter import Snapshot
+from vkv.caches.kinds.adapter import Loaded, Snapshot, Value
 from vkv.caches.loading.load import load
 from vkv.caches.saving.save import save
 from vkv.errors import NotVkvError
 from vkv.interop import files
+from vkv.interop.layers import check_codes
 
 
 def save_prompt_cache(
@@ -39,6 +40,8 @@ def load_prompt_cache(
         prompt = load(file_name)
     except NotVkvError:  # safetensors, so it may be one of mlx-lm's
         snapshots, metadata = files.read(file_name)
+        for i, snapshot in enumerate(snapshots):
+            check_codes(snapshot, f"layers[{i}]")
         caches = [_restore(snapshot) for snapshot in snapshots]
         return (caches, metadata) if return_metadata else caches
     return (prompt.cache, prompt.info.metadata) if return_metadata else prompt.cache
@@ -46,7 +49,15 @@ def load_prompt_cache(
 
 def _restore(saved: Snapshot) -> Any:
     """Make the live cache, and those inside it, of a snapshot read from a file of mlx-lm."""
-    loaded: dict[str, Any] = {name: value.x for name, value in saved.values.items()}
+    loaded: Loaded = {name: _loaded(value) for name, value in saved.values.items()}
     if saved.children:
         loaded["children"] = [_restore(child) for child in saved.children]
     return live.make(saved.kind, dict(saved.scalars), loaded)
+
+
+def _loaded(value: Value) -> Any:
+    """Return an array, or codec and parts of a cache that keeps codes (one run, L4)."""
+    if not value.encoded:
+        return value.x
+    (run,) = value.encoded
+    return run.codec, run.parts

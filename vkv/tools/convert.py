@@ -33,6 +33,7 @@ from vkv.format.layers import external_references
 from vkv.format.schema import Header, Layer, Tensor
 from vkv.format.target import check_target
 from vkv.interop import files as mlx_lm_files
+from vkv.interop.layers import check_codes
 from vkv.sources.urls import check_local, is_url
 from vkv.tools.inline import inline as inlined
 
@@ -230,19 +231,8 @@ def _drain(layers: list[Snapshot]) -> Iterator[Snapshot]:
     while layers:
         at = f"layers[{count - len(layers)}]"
         layer = layers.pop()
-        _check_codes(layer, at)
+        check_codes(layer, at)
         yield layer
-
-
-def _check_codes(layer: Snapshot, at: str) -> None:
-    for name, value in layer.values.items():
-        for run in value.encoded:
-            try:
-                run.codec.validate(run.parts, (*value.shape[:-2], run.tokens, value.shape[-1]))
-            except VkvError as exc:
-                raise exc.within(f"{at}.{name}") from None
-    for i, child in enumerate(layer.children):
-        _check_codes(child, f"{at}.children[{i}]")
 
 
 def _decoded(file: CacheFile) -> Iterator[Snapshot]:
