@@ -1,4 +1,4 @@
-"""What the model computes: a prompt's cache, and an answer, streamed and timed."""
+"""Compute with the model: a prompt's cache, and an answer, streamed and timed."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _without_checkpoints(
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen, and how many.
+    """Say how tokens are chosen, and how many.
 
     Attributes:
         max_tokens: At most so many; -1 for no limit.
@@ -127,7 +127,7 @@ class Sampling:
 
 @dataclass(slots=True)
 class Answer:
-    """What was generated, from how much, and how fast.
+    """Hold what was generated, from how much, and how fast.
 
     Attributes:
         reused: Prompt tokens taken from the file.

@@ -15,7 +15,7 @@ Table = dict[str, tuple[str, str]]
 
 @dataclass(slots=True)
 class Run:
-    """What holds for one run of the program; the ``obj`` of every click context.
+    """Hold what is true for one run of the program; the ``obj`` of every click context.
 
     Attributes:
         debug: Show tracebacks and all warnings.

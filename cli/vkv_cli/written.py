@@ -1,4 +1,4 @@
-"""What ``save``, ``convert`` and ``generate --save`` say about the file they wrote."""
+"""Print what ``save``, ``convert`` and ``generate --save`` say of the file they wrote."""
 
 from __future__ import annotations
 

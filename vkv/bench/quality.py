@@ -1,4 +1,4 @@
-"""How far a model's next-token distributions move when its cache is another."""
+"""Measure how far a model's next-token distributions move with another cache."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What a row's name asks for."""
+    """Hold what a row's name asks for."""
 
     codec: dict[str, str]
     basis: Path | None

@@ -40,7 +40,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a model's GGUF file comes from.
+    """Say where a model's GGUF file comes from.
 
     Args:
         name: Name of the model's directory.

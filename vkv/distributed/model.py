@@ -190,7 +190,7 @@ def _of_pipeline(ranks: Ranks, model: Any) -> tuple[Model, tuple[Rope, ...]]:
 
 
 class _Stage(msgspec.Struct, frozen=True):
-    """What one rank of a pipeline knows: of its layers, and of the parameters that all have."""
+    """Hold what one rank of a pipeline knows of its layers, and of the parameters that all have."""
 
     first: int
     layers: list[bytes]

@@ -104,7 +104,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What caches that let go of tokens held after the first ``tokens`` tokens.
+    """Hold what caches that let go of tokens held after the first ``tokens`` tokens.
 
     ``layers`` maps the path of such a cache among the layers (``"3"``; ``"3.1"`` for a
     child of a list) to what it held. Caches that can be cut are not in it. ``message``

@@ -129,7 +129,7 @@ class ServedModel:
 
     @property
     def limits(self) -> ModelLimits:
-        """What the model allows requests to say."""
+        """Return what the model allows requests to say."""
         return self.models.limits
 
     @property

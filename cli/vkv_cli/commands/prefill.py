@@ -24,7 +24,7 @@ from vkv_cli.prompt_options import PromptOptions, given
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is the same for all documents of a run."""
+    """Hold what is the same for all documents of a run."""
 
     store: vkv.PromptStore
     model: Any

@@ -90,6 +90,6 @@ class Layer:
 
 
 def _form(past: Past) -> tuple[Any, ...]:
-    """What a program depends on; parts are the same objects from step to step."""
+    """Return what a program depends on; parts are the same objects from step to step."""
     book, tail = past.parts.get("codebook"), past.tail
     return past.codec, past.rope, past.head is None, tail.shape[-1], tail.dtype, id(book)

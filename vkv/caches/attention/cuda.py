@@ -35,7 +35,7 @@ SHORT = 16384
 
 
 class Plan(NamedTuple):
-    """How the work is cut.
+    """Say how the work is cut.
 
     Attributes:
         unit: Tokens that a warp fetches at a time: 16, 32 or 64.

@@ -34,7 +34,7 @@ _lock = threading.Lock()
 
 
 class Route:
-    """What is known of the model that uses the caches of one prompt.
+    """Hold what is known of the model that uses the caches of one prompt.
 
     Attributes:
         note: Why rows are decoded for attention, or ``None``.
@@ -70,7 +70,7 @@ class Pending:
 
 
 class Attention:
-    """How one packed cache meets attention.
+    """Lead attention to the codes of one packed cache.
 
     Args:
         route: Shared by the caches of one prompt.

@@ -1,4 +1,4 @@
-"""What attention sees of the keys, or the values, of one layer."""
+"""Hold what attention sees of the keys, or the values, of one layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the CUDA kernels need to know of keys or values in each codec."""
+"""Tell the CUDA kernels what they need of keys or values in each codec."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the caches held after the first ``tokens`` tokens.
+    """Hold what the caches held after the first ``tokens`` tokens.
 
     Attributes:
         tokens: How many.

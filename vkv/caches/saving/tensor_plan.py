@@ -28,7 +28,7 @@ from vkv.format.schema import Layer, Rope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlan:
-    """How one tensor is stored: referenced segments, encoded runs, then rows to be encoded.
+    """Say how one tensor is stored: referenced segments, encoded runs, rows to be encoded.
 
     Attributes:
         path: Prefix of the names of its stored tensors, ``layers.3.keys``.

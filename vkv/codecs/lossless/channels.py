@@ -37,7 +37,7 @@ BINS = 64
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What a record says of its channels.
+    """Hold what a record says of its channels.
 
     Args:
         base: Smallest offset of a level, 0 to 65,535.
@@ -62,7 +62,7 @@ class Channels:
 
     @property
     def place(self) -> npt.NDArray[np.intp] | None:
-        """Where each channel stands in ``order``; ``None`` where all are one group."""
+        """Return where each channel stands in ``order``; ``None`` where all are one group."""
         if not self.group.any():
             return None
         place = np.empty(self.group.size, np.intp)

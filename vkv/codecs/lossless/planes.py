@@ -25,7 +25,7 @@ SIGN = 0x80
 
 @dataclass(frozen=True, slots=True)
 class WordLayout:
-    """How the bits of a dtype are divided.
+    """Say how the bits of a dtype are divided.
 
     The *upper half* of a value is its upper 16 bits: a sign and 15 bits of magnitude. It
     consists of a *head*, which is the sign and a *level*, and of ``low_bits``.
@@ -45,7 +45,7 @@ class WordLayout:
 
     @property
     def has_escapes(self) -> bool:
-        """Whether there are levels that a symbol cannot say."""
+        """Return whether there are levels that a symbol cannot say."""
         return self.sign > SIGN
 
     def plane_shapes(self, tokens: int, channels: int) -> list[tuple[int, int]]:

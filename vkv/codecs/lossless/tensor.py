@@ -29,7 +29,7 @@ CutOut = tuple[int, memoryview]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a tensor is written.
+    """Say how a tensor is written.
 
     Args:
         layout: Of its dtype.

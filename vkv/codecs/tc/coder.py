@@ -27,7 +27,7 @@ EMPTY = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """What a step gave: the parts, and the step taken, finer than asked for under H10."""
+    """Hold what a step gave: the parts, and the step taken, finer than asked for under H10."""
 
     parts: Parts
     step: float

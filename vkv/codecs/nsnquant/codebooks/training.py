@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a codebook is made from.
+    """Say what a codebook is made from.
 
     Args:
         magnitude: For absolute values; the signs are stored apart.
